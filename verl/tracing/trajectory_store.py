@@ -1,0 +1,189 @@
+"""Trajectories on disk: one Parquet file per step, written once the batch is final.
+
+    trajectories/steps/train/step_00000012.parquet
+    trajectories/steps/val/step_00000010.parquet
+
+Floats per token are 16-bit; the trainer's log-prob is stored as its difference to the rollout's
+(small numbers keep their precision). Files are written aside, synced and renamed, by one thread,
+so the training thread does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl.config.secrets import mask
+from verl.errors import JournalError
+from verl.tracing.trajectory import Trajectory
+
+_TOKEN_FLOATS = pa.list_(pa.float16())
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("sample_index", pa.int64()),
+        ("rollout_n", pa.int32()),
+        ("validate", pa.bool_()),
+        ("data_source", pa.string()),
+        ("messages", pa.string()),
+        ("prompt_text", pa.string()),
+        ("response_text", pa.string()),
+        ("ground_truth", pa.string()),
+        ("extra_info", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),
+        ("response_mask", pa.list_(pa.int8())),
+        ("finish_reason", pa.string()),
+        ("policy_version", pa.int64()),
+        ("reward", pa.float64()),
+        ("reward_parts", pa.map_(pa.string(), pa.float64())),
+        ("rollout_logprob", _TOKEN_FLOATS),
+        ("train_minus_rollout_logprob", _TOKEN_FLOATS),
+        ("ref_minus_rollout_logprob", _TOKEN_FLOATS),
+        ("advantage", _TOKEN_FLOATS),
+        ("return", _TOKEN_FLOATS),
+        ("value", _TOKEN_FLOATS),
+        ("entropy", _TOKEN_FLOATS),
+    ],
+    metadata={"verl.trajectories": "1"},
+)
+
+
+def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
+    """Trajectories as an Arrow table with `SCHEMA`; secrets in messages and metadata are masked."""
+    return pa.Table.from_pylist([_row(trajectory) for trajectory in trajectories], schema=SCHEMA)
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    facts = trajectory.token_facts
+    rollout = np.asarray(trajectory.rollout_logprobs, dtype=np.float32)
+
+    def difference(name: str) -> np.ndarray | None:
+        return (facts[name] - rollout).astype(np.float16) if name in facts else None
+
+    def half(name: str) -> np.ndarray | None:
+        return facts[name].astype(np.float16) if name in facts else None
+
+    return {
+        "step": trajectory.step,
+        "sample_index": trajectory.sample_index,
+        "rollout_n": trajectory.rollout_n,
+        "validate": trajectory.validate,
+        "data_source": trajectory.data_source,
+        "messages": _json(trajectory.messages),
+        "prompt_text": mask(trajectory.prompt_text),
+        "response_text": mask(trajectory.response_text),
+        "ground_truth": _json(trajectory.ground_truth),
+        "extra_info": _json(trajectory.extra_info),
+        "prompt_ids": trajectory.prompt_ids,
+        "response_ids": trajectory.response_ids,
+        "response_mask": trajectory.response_mask,
+        "finish_reason": trajectory.finish_reason,
+        "policy_version": trajectory.policy_version,
+        "reward": trajectory.reward,
+        "reward_parts": list(trajectory.reward_parts.items()),
+        "rollout_logprob": rollout.astype(np.float16),
+        "train_minus_rollout_logprob": difference("old_logprob"),
+        "ref_minus_rollout_logprob": difference("ref_logprob"),
+        "advantage": half("advantage"),
+        "return": half("return"),
+        "value": half("value"),
+        "entropy": half("entropy"),
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(mask(value), ensure_ascii=False, default=str)
+
+
+def step_file(folder: Path, step: int, *, validate: bool) -> Path:
+    """Path of the file of a step under `<run>/trajectories`."""
+    return folder / "steps" / ("val" if validate else "train") / f"step_{step:08d}.parquet"
+
+
+def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Writes one step aside, syncs it and renames it.
+
+    Raises:
+        JournalError: The disk is full or cannot be written.
+    """
+    aside = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            pq.write_table(to_table(trajectories), file, compression="zstd", use_dictionary=["data_source", "finish_reason"])
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise JournalError(
+            f"The trajectories of step {path.stem} could not be written to {path.parent}: {error}. "
+            f"Free space there or set another trainer.log_dir; what was recorded before is untouched."
+        ) from error
+
+
+class TrajectoryStore:
+    """Writes the trajectories of a run from a thread of its own.
+
+    Args:
+        folder: `<run>/trajectories`.
+        max_pending: Steps that may wait for the disk; then `write` waits, which bounds the memory.
+    """
+
+    def __init__(self, folder: Path, max_pending: int = 4) -> None:
+        self._folder = folder
+        self._pending: queue.Queue[tuple[Path, Sequence[Trajectory]] | None] = queue.Queue(max_pending)
+        self._error: JournalError | None = None
+        self._thread = threading.Thread(target=self._work, name="trajectory-store", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, trajectories: Sequence[Trajectory], *, validate: bool) -> None:
+        """Hands the final trajectories of a step to the writing thread; do not change them afterwards.
+
+        Raises:
+            JournalError: An earlier step could not be written.
+        """
+        self._raise_error()
+        self._pending.put((step_file(self._folder, step, validate=validate), trajectories))
+
+    def flush(self) -> None:
+        """Waits until all that was handed over is on the disk.
+
+        Raises:
+            JournalError: A step could not be written.
+        """
+        self._pending.join()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Writes what is pending and ends the thread; never raises."""
+        if self._thread.is_alive():
+            self._pending.put(None)
+            self._thread.join()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        while (item := self._pending.get()) is not None:
+            try:
+                write_step(*item)
+            except JournalError as error:
+                self._error = error
+            except Exception as error:  # the thread must live on; the run is told at its next write
+                self._error = JournalError(f"Trajectories could not be stored: {type(error).__name__}: {error}")
+            finally:
+                self._pending.task_done()
+        self._pending.task_done()
