@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,14 @@ from verl.data.rows import BadRowError, BadRows, parse_row
 from verl.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl")
+
+_ADVICE = {
+    ".json": "A .json file is one document: write one object per line and name it .jsonl.",
+    ".ndjson": "Rename it to .jsonl.",
+    ".csv": "Convert it: pandas.read_csv(...).to_parquet(...).",
+    ".gz": "Unpack it first.",
+    ".zst": "Unpack it first.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +138,7 @@ def _check_kind(path: Path, setting: str) -> None:
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return
-    advice: Callable[[str], str] = {
-        ".json": "A .json file is one document: write one object per line and name it .jsonl.",
-        ".ndjson": "Rename it to .jsonl.",
-        ".csv": "Convert it: pandas.read_csv(...).to_parquet(...).",
-        ".gz": "Unpack it first.",
-        ".zst": "Unpack it first.",
-    }.get
-    hint = advice(suffix) or "Convert it."
+    hint = _ADVICE.get(suffix, "Convert it.")
     raise DataError(
         f"{setting}: {str(path)!r} has the extension {path.suffix or '(none)'!r}; "
         f"allowed are {' and '.join(SUFFIXES)}. {hint}"
