@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -147,8 +146,9 @@ async def _evaluate(function: RewardFunction, sample: RewardInput, pool: ThreadP
     if pool is None:
         called = _call(function, sample)
     else:
-        call = functools.partial(contextvars.copy_context().run, _call, function, sample)
-        called = await asyncio.get_running_loop().run_in_executor(pool, call)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        called = await loop.run_in_executor(pool, lambda: context.run(_call, function, sample))
     value, error = called
     if error is None and inspect.isawaitable(value):
         try:
