@@ -1,0 +1,48 @@
+"""Which process it was, and whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+import psutil
+
+_START_TOLERANCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process on a host.
+
+    Attributes:
+        pid: Process id. host: Name of the machine (or container).
+        since: Unix time at which it was known to run; a process that was created later than this
+            has merely got the same number again.
+    """
+
+    pid: int
+    host: str
+    since: float
+
+    @classmethod
+    def current(cls) -> ProcessIdentity:
+        return cls(os.getpid(), socket.gethostname(), time.time())
+
+    def is_dead(self) -> bool:
+        """Whether it has surely ended; a process on another host counts as alive."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            return process.create_time() > self.since + _START_TOLERANCE_SECONDS
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"

@@ -1,0 +1,304 @@
+"""The writing end of the journal."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from verl.config.secrets import mask, mask_text
+from verl.errors import JournalError
+from verl.journal.failures import journal_error
+from verl.journal.files import sync_descriptor, sync_folder
+from verl.journal.locks import OwnedLock
+from verl.journal.records import (
+    MAX_LINE_BYTES,
+    SCHEMA_VERSION,
+    Draft,
+    Kind,
+    Record,
+    Stream,
+    encode_fields,
+    encode_line,
+    stream_of,
+)
+from verl.journal.segments import StreamId, is_writer_name, list_segments
+from verl.journal.stream_file import StreamFile
+
+ROTATE_BYTES = 64 * 1024 * 1024
+SYNC_SECONDS = 5.0
+
+_KINDS = {kind.value: kind.value for kind in Kind}
+
+
+class JournalWriter:
+    """Appends records to the journal of a run directory.
+
+        with JournalWriter(run_directory, attempt=1) as journal:
+            journal.append("metrics", 10, metrics={"loss/policy_loss": 0.03})
+            journal.append("text", 10, tag="samples/first", text="...")
+
+    A record is safe from a killed process when `append` returns, and from a power loss after the
+    next `fsync`: at `sync`, at `close`, and every `sync_seconds` by a background thread. Secrets in
+    texts are masked before they are written. Threads may share a writer; a forked child may not.
+
+    Args:
+        run_directory: The run directory; its `journal/` folder is created.
+        writer: Name of the writing process within the run.
+        attempt: Number of the attempt that writes.
+        rotate_bytes: Size at which the next segment file is begun.
+        sync_seconds: Longest time between an append and its `fsync`.
+
+    Raises:
+        JournalError: Another process has this writer's files open, or the folder cannot be written.
+        ValueError: The writer's name has other characters than letters, digits, `_` and `-`.
+    """
+
+    def __init__(
+        self,
+        run_directory: str | os.PathLike[str],
+        writer: str = "rank0",
+        *,
+        attempt: int,
+        rotate_bytes: int = ROTATE_BYTES,
+        sync_seconds: float = SYNC_SECONDS,
+    ) -> None:
+        if not is_writer_name(writer):
+            raise ValueError(f"Writer name {writer!r}: use letters, digits, '_' and '-', such as 'rank0'.")
+        self._journal = Path(run_directory) / "journal"
+        self._attempt = attempt
+        self._sync_seconds = sync_seconds
+        self._pid = os.getpid()
+        self._is_open = False
+        self._checked_keys: set[str] = set()
+        self._failure: JournalError | None = None
+        self._append_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._has_unsynced = threading.Event()
+        self._is_closing = threading.Event()
+        try:
+            self._journal.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise journal_error("create the journal folder", self._journal, error) from error
+        self._lock = OwnedLock(self._journal / f"{writer}.lock", f"writes the journal files of {writer!r} in")
+        self._lock.acquire()
+        try:
+            self._open_streams(writer, rotate_bytes)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._syncer = threading.Thread(target=self._sync_from_time_to_time, name="verl-journal-sync", daemon=True)
+        self._syncer.start()
+
+    def _open_streams(self, writer: str, rotate_bytes: int) -> None:
+        segments = list_segments(self._journal)
+        self._files: dict[Stream, StreamFile] = {}
+        try:
+            for stream in Stream:
+                stream_id = StreamId(writer, stream)
+                self._files[stream] = StreamFile(self._journal, stream_id, segments.get(stream_id, []), rotate_bytes)
+            self._metrics_file = self._files[Stream.METRICS]
+            self._events_file = self._files[Stream.EVENTS]
+            self._next_seq = 1 + max(file.last_seq for file in self._files.values())
+            self._is_open = True
+            for file in self._files.values():
+                for path, cut in file.torn:
+                    text = f"Cut {cut} bytes of an unfinished last line off journal/{path.name}; they are in journal/{path.name}.torn."
+                    self.append(Kind.NOTE, text=text, level="warning")
+        except BaseException:
+            self._is_open = False
+            for file in self._files.values():
+                file.close()
+            raise
+
+    @property
+    def next_seq(self) -> int:
+        """Number that the next record gets."""
+        return self._next_seq
+
+    def append(self, kind: str, step: int | None = None, **fields: Any) -> Record:
+        """Appends one record; when it returns, the record survives the death of this process.
+
+        Args:
+            kind: A `Kind` or its name. step: Training step, or nothing.
+            **fields: What the kind carries (see `Kind`).
+
+        Returns:
+            The record as it was written (secrets masked). Its fields share the caller's values.
+
+        Raises:
+            JournalError: The disk is full or failed (nothing of the record was written, the call can
+                be repeated), the writer is closed, or this process was forked from the writer's.
+            ValueError: Unknown kind, a step that is no whole number, or a metric that is no number.
+        """
+        kind, step, fields, body = self._prepared(kind, step, fields)
+        file = self._metrics_file if kind == "metrics" else self._events_file
+        self._check_process()
+        with self._append_lock:
+            self._check_writable()
+            seq = self._next_seq
+            t = time.time()
+            file.write(encode_line(seq, t, self._attempt, kind, step, body))
+            self._next_seq = seq + 1
+        if not self._has_unsynced.is_set():
+            self._has_unsynced.set()
+        return Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields)
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Record]:
+        """Appends records together, in order: one write per stream, all of them or none.
+
+        Raises:
+            JournalError, ValueError: As `append`.
+        """
+        prepared = [self._prepared(draft.kind, draft.step, draft.fields) for draft in drafts]
+        self._check_process()
+        lines: dict[Stream, list[bytes]] = {stream: [] for stream in Stream}
+        records = []
+        with self._append_lock:
+            self._check_writable()
+            t = time.time()
+            for seq, (kind, step, fields, body) in enumerate(prepared, self._next_seq):
+                lines[stream_of(kind)].append(encode_line(seq, t, self._attempt, kind, step, body))
+                records.append(Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields))
+            self._write_all(lines)
+            self._next_seq += len(records)
+        self._has_unsynced.set()
+        return records
+
+    def _write_all(self, lines: dict[Stream, list[bytes]]) -> None:
+        if lines[Stream.EVENTS]:
+            self._events_file.write(b"".join(lines[Stream.EVENTS]))
+        if lines[Stream.METRICS]:
+            block = b"".join(lines[Stream.METRICS])
+            try:
+                self._metrics_file.write(block)
+            except JournalError:
+                self._events_file.take_back(self._events_file.size - sum(map(len, lines[Stream.EVENTS])))
+                raise
+
+    def _prepared(
+        self, kind: str, step: int | None, fields: dict[str, Any]
+    ) -> tuple[str, int | None, dict[str, Any], bytes]:
+        """Kind, step, masked fields, and their JSON; done before the lock is taken."""
+        try:
+            kind = _KINDS[kind]
+        except KeyError:
+            raise ValueError(f"Unknown record kind {kind!r}; there are {', '.join(_KINDS)}.") from None
+        if step is not None:
+            try:
+                step = operator.index(step)
+            except TypeError:
+                raise ValueError(f"Step {step!r} ({type(step).__name__}) is not a whole number.") from None
+        if kind == "metrics":
+            fields = self._masked_metrics(fields)
+        else:
+            fields = mask(fields)
+        body = encode_fields(kind, fields)
+        if len(body) > MAX_LINE_BYTES - 1024:
+            raise ValueError(
+                f"A {kind} record of {len(body) / 2**20:.0f} MiB is too large (most: {MAX_LINE_BYTES // 2**20} MiB). "
+                "Write it to a file in the run directory and log that as an artifact."
+            )
+        return kind, step, fields, body
+
+    def _masked_metrics(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Only keys can hold text here, and each is looked at once."""
+        metrics = fields["metrics"]
+        if len(fields) > 1:
+            fields = {**mask({name: value for name, value in fields.items() if name != "metrics"}), "metrics": metrics}
+        if not self._checked_keys.issuperset(metrics):
+            masked = {mask_text(key): value for key, value in metrics.items()}
+            self._checked_keys.update(masked)
+            fields = {**fields, "metrics": masked}
+        return fields
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise JournalError(
+                f"Process {os.getpid()} was forked from process {self._pid}, which writes the journal in {self._journal}; "
+                "only that process may. Open a writer with another name in the child, or hand its values to the parent."
+            )
+
+    def _check_writable(self) -> None:
+        if not self._is_open:
+            raise JournalError(f"The journal in {self._journal} is closed; nothing can be appended after close().")
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def sync(self) -> None:
+        """Returns when everything appended so far is on the disk (`fsync`).
+
+        Raises:
+            JournalError: The disk failed, now or in the background since the last call.
+        """
+        self._check_process()
+        with self._append_lock:
+            self._check_writable()
+        self._sync()
+
+    def _sync(self) -> None:
+        with self._sync_lock:
+            with self._append_lock:
+                self._has_unsynced.clear()
+                descriptors = [
+                    descriptor for file in self._files.values() for group in file.take_unsynced() for descriptor in group
+                ]
+            try:
+                for descriptor in descriptors:
+                    sync_descriptor(descriptor)
+                if descriptors:
+                    sync_folder(self._journal)
+            except OSError as error:
+                raise journal_error("sync the journal", self._journal, error) from error
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _sync_from_time_to_time(self) -> None:
+        while not self._is_closing.is_set():
+            self._has_unsynced.wait()
+            if self._is_closing.wait(self._sync_seconds):
+                return
+            try:
+                self._sync()
+            except JournalError as error:
+                self._failure = error  # the next append or sync raises it
+
+    def close(self) -> None:
+        """Syncs, closes the files and gives the lock back. Repeated calls do nothing.
+
+        Raises:
+            JournalError: The last sync failed; the files are closed all the same.
+        """
+        if not self._is_open:
+            return
+        with self._append_lock if os.getpid() == self._pid else threading.Lock():
+            was_open, self._is_open = self._is_open, False
+        if not was_open:
+            return
+        try:
+            if os.getpid() == self._pid:
+                self._is_closing.set()
+                self._has_unsynced.set()
+                self._syncer.join()
+                self._sync()
+        finally:
+            for file in self._files.values():
+                file.close()
+            self._lock.release()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
