@@ -48,7 +48,7 @@ def load_tokenizer(
     tokenizer = _from_pretrained(AutoTokenizer, source, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise ModelError(
-            f"the tokenizer of {source.location} has no end token; set `eos_token` in tokenizer_config.json"
+            f"the tokenizer of {source.location} has no end token; set `eos_token` in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -76,7 +76,7 @@ def load_policy(
     check_vocabulary(transformer, tokenizer, source.location)
     transformer.to(device)  # type: ignore[arg-type]
     if config.gradient_checkpointing:
-        _enable_gradient_checkpointing(transformer, config.lora.rank > 0)
+        _enable_gradient_checkpointing(transformer)
     network: nn.Module = wrap_with_lora(transformer, config.lora) if config.lora.rank > 0 else transformer
     network.train()
     return _as_policy(network, transformer, config)
@@ -117,7 +117,7 @@ def load_critic(critic: CriticConfig, model: ModelConfig, device: torch.device |
     backbone = _load_transformer(AutoModel, source, model)
     backbone.to(device)  # type: ignore[arg-type]
     if model.gradient_checkpointing:
-        _enable_gradient_checkpointing(backbone, frozen_embeddings=False)
+        _enable_gradient_checkpointing(backbone)
     dtype = getattr(torch, model.dtype)
     with torch.no_grad(), autocast(backbone.device, dtype):
         probe = backbone(input_ids=torch.zeros(1, 1, dtype=torch.long, device=backbone.device), use_cache=False)
@@ -175,6 +175,10 @@ def disable_dropout(config: PreTrainedConfig) -> None:
             disable_dropout(value)
         elif name.endswith(_DROPOUT_SUFFIXES) and isinstance(value, int | float) and not isinstance(value, bool):
             setattr(config, name, 0.0)
+
+
+def _enable_gradient_checkpointing(transformer: PreTrainedModel) -> None:
+    transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _as_policy(network: nn.Module, transformer: PreTrainedModel, config: ModelConfig) -> PolicyModel:

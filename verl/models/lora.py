@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -83,3 +85,22 @@ def merged_state(policy: PolicyModel) -> dict[str, torch.Tensor]:
             value = value + sum(layer.get_delta_weight(adapter).to(value) for adapter in layer.active_adapters)  # type: ignore[operator]
         merged[f"{owner}.{rest}"] = value
     return merged
+
+
+def load_adapter(policy: PolicyModel, folder: Path) -> None:
+    """Takes over the adapter weights of a folder written by `export.save_adapter_folder`.
+
+    Raises:
+        ModelError: There is no adapter, or it does not fit the policy.
+    """
+    import peft  # optional package
+
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise ModelError(f"there is no LoRA adapter in {folder}: {file.name} is missing")
+    outcome = peft.set_peft_model_state_dict(policy.network, load_file(file))  # type: ignore[arg-type]
+    if outcome.unexpected_keys:
+        raise ModelError(
+            f"the adapter in {folder} does not fit the policy: {len(outcome.unexpected_keys)} unknown weights, "
+            f"such as {outcome.unexpected_keys[0]}; lora.rank and lora.target_modules must be those it was saved with"
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
+from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging as transformers_logging
 
@@ -85,7 +86,7 @@ def _resolve_hub_name(name: str, setting: str) -> ModelSource:
             f"{setting}={name} is neither a folder here ({Path(name).absolute()}) nor a model on the hub "
             f"(or it is private and you are not logged in: `hf auth login`); check the name, or {folder_hint}"
         ) from error
-    except (hub_errors.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             return ModelSource(name, setting, is_folder=False, cached_only=True)
         raise ModelError(

@@ -185,8 +185,9 @@ def _end_ids(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase) -> torch.T
     """All ids that end a response: of the generation settings and of the tokenizer."""
     generation = policy.transformer.generation_config
     configured = None if generation is None else generation.eos_token_id
-    ids = {tokenizer.eos_token_id} | set([configured] if isinstance(configured, int) else configured or [])
-    return torch.tensor(sorted(i for i in ids if i is not None), device=policy.device)
+    ids = configured if isinstance(configured, list) else [configured]
+    known = {index for index in [*ids, tokenizer.eos_token_id] if isinstance(index, int)}
+    return torch.tensor(sorted(known), device=policy.device)
 
 
 class _BatchState:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    CONFIG_MAPPING,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
+
+from verl.models.source import quiet_transformers
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;?!+-*/=()<>[]{}'\"%$#&_|"
 CHAT_TEMPLATE = (
@@ -94,7 +96,7 @@ def tiny_config(architecture: str, vocabulary_size: int, **overrides: Any) -> Pr
 def make_tiny_model_folder(path: str | Path, architecture: str = "llama", seed: int = 0, **overrides: Any) -> Path:
     """Writes a random tiny causal LM with its tokenizer as a plain transformers folder.
 
-    Example: `policy = load_policy(ModelConfig(path=str(make_tiny_model_folder(tmp_path / "m"))), "cpu", tokenizer=...)`.
+    Example: `ModelConfig(path=str(make_tiny_model_folder(tmp_path / "model", "opt")))`.
 
     Args:
         path: Folder to write.
@@ -126,6 +128,7 @@ def _write_model(auto_class: Any, path: Path, architecture: str, seed: int, over
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    with quiet_transformers():
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
     return path
