@@ -27,6 +27,7 @@ class Trajectory:
         finish_reason: "stop", "stop_string", "length" or "error".
         reward: Terminal reward (weighted sum of parts), nothing until it is computed.
         reward_parts: Unweighted value of each named part.
+        reward_details: What else the reward functions said, as text.
         token_facts: Late facts, one float array per name over response tokens (`old_logprob`,
             `ref_logprob`, `advantage`, `return`, `value`, `entropy`).
     """
@@ -49,6 +50,7 @@ class Trajectory:
     extra_info: dict[str, Any] = field(default_factory=dict)
     reward: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_details: dict[str, str] = field(default_factory=dict)
     token_facts: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property

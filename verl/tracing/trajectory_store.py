@@ -46,6 +46,7 @@ SCHEMA = pa.schema(
         ("policy_version", pa.int64()),
         ("reward", pa.float64()),
         ("reward_parts", pa.map_(pa.string(), pa.float64())),
+        ("reward_details", pa.map_(pa.string(), pa.string())),
         ("rollout_logprob", _TOKEN_FLOATS),
         ("train_minus_rollout_logprob", _TOKEN_FLOATS),
         ("ref_minus_rollout_logprob", _TOKEN_FLOATS),
@@ -91,6 +92,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "policy_version": trajectory.policy_version,
         "reward": trajectory.reward,
         "reward_parts": list(trajectory.reward_parts.items()),
+        "reward_details": list(mask(trajectory.reward_details).items()),
         "rollout_logprob": rollout.astype(np.float16),
         "train_minus_rollout_logprob": difference("old_logprob"),
         "ref_minus_rollout_logprob": difference("ref_logprob"),
@@ -108,6 +110,11 @@ def _json(value: Any) -> str:
 def step_file(folder: Path, step: int, *, validate: bool) -> Path:
     """Path of the file of a step under `<run>/trajectories`."""
     return folder / "steps" / ("val" if validate else "train") / f"step_{step:08d}.parquet"
+
+
+def step_files(folder: Path) -> list[tuple[Path, int]]:
+    """All step files under `<run>/trajectories` with their steps."""
+    return [(path, int(path.stem.removeprefix("step_"))) for path in sorted(folder.glob("steps/*/step_*.parquet"))]
 
 
 def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
