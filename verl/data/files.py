@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,11 @@ def find_files(names: Sequence[str], setting: str) -> list[Path]:
     """
     found: list[Path] = []
     for name in names:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         # A file whose name happens to hold brackets is that file, not a pattern.
-        matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        matches = (
+            [path] if os.path.exists(path) else [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        )
         if not matches:
             raise DataError(_no_such_file(name, path, setting))
         for match in matches:
@@ -110,7 +113,7 @@ def _no_such_file(name: str, path: Path, setting: str) -> str:
 def _neighbours(path: Path) -> str:
     """Names what is in the folder, the most similar first."""
     folder = path.parent
-    while not folder.is_dir() and folder != folder.parent:
+    while not os.path.isdir(folder) and folder != folder.parent:
         folder = folder.parent
     if folder != path.parent:
         return f" The folder {str(path.parent)!r} does not exist; the nearest that does is {str(folder)!r}."

@@ -63,7 +63,8 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = _without_mark(path, line)
-                if line.strip():
+                line = line.strip()
+                if line:
                     yield f"line {number}", _parse_line(line)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,14 +26,27 @@ def load_train_prompts(config: DataConfig, tokenizer: Tokenizer, context_length:
     Raises:
         DataError: A file or row is wrong, or a prompt does not fit; the message names file and row.
     """
+    loading = _Loading("data.train_files", config, tokenizer, context_length)
     if config.train_files:
-        return _load(config.train_files, "data.train_files", config, tokenizer, context_length, None)
-    rows = train_rows()
-    notice = (
-        f"No data.train_files given: training on the built-in set of {len(rows)} short prompts. "
-        "For your own, set data.train_files to Parquet or JSONL files with a 'prompt' column."
-    )
-    return _tokenize([_builtin(rows)], [notice], "data.train_files", config, tokenizer, context_length)
+        files = loading.read(config.train_files, limit=None)
+    else:
+        files = [_builtin(train_rows())]
+        loading.notices.append(
+            f"No data.train_files given: training on the built-in set of {files[0].num_rows} short prompts. "
+            "For your own, set data.train_files to Parquet or JSONL files with a 'prompt' column."
+        )
+    if not tokenizer.chat_template:
+        loading.notices.append(
+            "The tokenizer has no chat template: prompts are plain text (the contents of the messages joined by "
+            "blank lines)."
+        )
+    kept = loading.encode(files)
+    if config.train_batch_size > len(kept):
+        loading.notices.append(
+            f"data.train_batch_size={config.train_batch_size} is larger than the data set ({len(kept)} prompts): "
+            "every batch holds prompts several times, each as a group of its own."
+        )
+    return loading.finish(files, kept)
 
 
 def load_val_prompts(config: DataConfig, tokenizer: Tokenizer, context_length: int | None) -> PromptDataset | None:
@@ -45,87 +59,76 @@ def load_val_prompts(config: DataConfig, tokenizer: Tokenizer, context_length: i
     Raises:
         DataError: As `load_train_prompts`.
     """
-    limit = config.max_val_samples
+    if config.train_files and not config.val_files:
+        return None
+    loading = _Loading("data.val_files", config, tokenizer, context_length)
     if config.val_files:
-        return _load(config.val_files, "data.val_files", config, tokenizer, context_length, limit)
-    if config.train_files:
-        return None
-    return _tokenize([_builtin(heldout_rows()[:limit])], [], "data.val_files", config, tokenizer, context_length)
-
-
-def batch_notice(num_prompts: int, batch_size: int) -> str | None:
-    """Says that a batch is larger than the data set, or None."""
-    if batch_size <= num_prompts:
-        return None
-    return (
-        f"data.train_batch_size={batch_size} is larger than the data set ({num_prompts} prompts): "
-        "every batch holds prompts several times, each as a group of its own."
-    )
+        files = loading.read(config.val_files, config.max_val_samples)
+    else:
+        files = [_builtin(heldout_rows()[: config.max_val_samples])]
+    return loading.finish(files, loading.encode(files))
 
 
 def _builtin(rows: list[Row]) -> FileRows:
-    return FileRows("built-in set", len(rows), rows, BadRows("built-in set", "error"), ())
+    return FileRows(rows[0].file, len(rows), rows, BadRows(rows[0].file, "error"), ())
 
 
-def _load(
-    names: Sequence[str],
-    setting: str,
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    context_length: int | None,
-    limit: int | None,
-) -> PromptDataset:
-    notices: list[str] = []
-    files: list[FileRows] = []
-    paths = find_files(names, setting)
-    doubled = sorted({str(path) for path in paths if paths.count(path) > 1})
-    if doubled:
-        notices.append(f"{setting} names {', '.join(doubled)} more than once: its prompts count as often.")
-    left = limit
-    for path in paths:
-        file = read_file(path, config.prompt_key, config.bad_rows)
-        if file.unused:
-            notices.append(f"{path}: columns not used (text only): {', '.join(file.unused)}.")
-        if left is not None:
-            file = FileRows(file.file, file.num_rows, file.rows[:left], file.bad, file.unused)
-            left -= len(file.rows)
-        files.append(file)
-    return _tokenize(files, notices, setting, config, tokenizer, context_length)
+@dataclass(slots=True)
+class _Loading:
+    """The steps from file names to prompts; collects what the user should be told."""
 
+    setting: str
+    config: DataConfig
+    tokenizer: Tokenizer
+    context_length: int | None
+    notices: list[str] = field(default_factory=list)
 
-def _tokenize(
-    files: Sequence[FileRows],
-    notices: list[str],
-    setting: str,
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    context_length: int | None,
-) -> PromptDataset:
-    rule = LengthRule(config.max_prompt_length, config.overlong_prompts)
-    kept: list[Encoded] = []
-    for file in files:
-        for encoded in encode_rows(file.rows, tokenizer):
-            if encoded.error is not None:
-                file.bad.add(encoded.row.place, str(encoded.error))
-                continue
-            fitting = rule.apply(encoded, tokenizer)
-            if fitting is not None:
-                kept.append(fitting)
-        file.bad.raise_if_all(file.num_rows)
-    num_prompts = sum(len(file.rows) for file in files)
-    if not tokenizer.chat_template:
-        notices.append(
-            "The tokenizer has no chat template: prompts are plain text (the contents of the messages joined by "
-            "blank lines)."
-        )
-    dropped = rule.notice(num_prompts)
-    if dropped:
-        notices.append(dropped)
-    if not kept:
-        raise DataError(f"{setting}: no prompt is left. {dropped or ''} Raise data.max_prompt_length.")
-    _check_context(kept, config, context_length)
-    warnings = [warning for file in files if (warning := file.bad.warning(file.num_rows))]
-    return PromptDataset([e.row for e in kept], [e.ids for e in kept], [e.text for e in kept], notices, warnings)
+    def read(self, names: Sequence[str], limit: int | None) -> list[FileRows]:
+        """Reads the files; keeps the first `limit` rows of all together."""
+        paths = find_files(names, self.setting)
+        doubled = sorted({str(path) for path in paths if paths.count(path) > 1})
+        if doubled:
+            self.notices.append(
+                f"{self.setting} names {', '.join(doubled)} more than once: its prompts count as often."
+            )
+        files: list[FileRows] = []
+        left = limit
+        for path in paths:
+            file = read_file(path, self.config.prompt_key, self.config.bad_rows)
+            if file.unused:
+                self.notices.append(f"{path}: columns not used (text only): {', '.join(file.unused)}.")
+            if left is not None:
+                file = replace(file, rows=file.rows[:left])
+                left -= len(file.rows)
+            files.append(file)
+        return files
+
+    def encode(self, files: Sequence[FileRows]) -> list[Encoded]:
+        """Tokenizes; applies `data.overlong_prompts` and `data.bad_rows`."""
+        rule = LengthRule(self.config.max_prompt_length, self.config.overlong_prompts)
+        kept: list[Encoded] = []
+        for file in files:
+            for encoded in encode_rows(file.rows, self.tokenizer):
+                if encoded.error is not None:
+                    file.bad.add(encoded.row.place, str(encoded.error))
+                    continue
+                fitting = rule.apply(encoded, self.tokenizer)
+                if fitting is not None:
+                    kept.append(fitting)
+            file.bad.raise_if_all(file.num_rows)
+        notice = rule.notice(sum(len(file.rows) for file in files))
+        if notice:
+            self.notices.append(notice)
+        if not kept:
+            raise DataError(f"{self.setting}: no prompt is left. {notice or ''} Raise data.max_prompt_length.")
+        _check_context(kept, self.config, self.context_length)
+        return kept
+
+    def finish(self, files: Sequence[FileRows], kept: Sequence[Encoded]) -> PromptDataset:
+        """Makes the data set."""
+        warnings = [warning for file in files if (warning := file.bad.warning(file.num_rows))]
+        rows, ids, texts = [e.row for e in kept], [e.ids for e in kept], [e.text for e in kept]
+        return PromptDataset(rows, ids, texts, self.notices, warnings)
 
 
 def _check_context(kept: Sequence[Encoded], config: DataConfig, context_length: int | None) -> None:

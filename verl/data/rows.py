@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ GROUND_TRUTH_COLUMNS = ("reward_model", "reward_model.ground_truth", "ground_tru
 OTHER_COLUMNS = ("data_source", "ability", "extra_info")
 MEDIA_COLUMNS = ("images", "videos", "audios")
 
+_SPELLED_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 _SHOWN_CHARACTERS = 60
 _NAMED_ROWS = 5
 
@@ -107,6 +109,11 @@ def shorten(value: Any) -> str:
 def _messages(value: Any, key: str) -> list[dict[str, Any]]:
     if isinstance(value, str):
         _check_text(value, f"{key!r}")
+        if _SPELLED_MESSAGES.match(value):
+            raise BadRowError(
+                f"{key!r} is a text that spells a list of messages ({shorten(value)}); store the list itself "
+                "(for JSON text: json.loads), or wrap it as one user message if the text is meant"
+            )
         return [{"role": "user", "content": value}]
     if value is None:
         raise BadRowError(f"{key!r} is None; give a text or a list of {{role, content}} messages")

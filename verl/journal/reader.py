@@ -19,7 +19,7 @@ from verl.errors import JournalError
 from verl.journal.canonical import Supersession
 from verl.journal.cursor import Cursor, Position
 from verl.journal.records import Kind, Record, Stream, stream_of
-from verl.journal.segments import StreamId, list_segments
+from verl.journal.segments import list_segments
 from verl.journal.tail import Problem, ProblemLog, Tail
 
 FOLLOW_BYTES = 16 * 1024 * 1024

@@ -10,27 +10,27 @@ numbers of `histogram`).
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
-from enum import Enum, StrEnum
-from pathlib import PurePath
+from enum import StrEnum
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
+
+from verl.journal.plain_values import (
+    are_finite,
+    are_plain_numbers,
+    metric_number,
+    number_as_json,
+    number_from_json,
+    plain,
+)
 
 SCHEMA_VERSION = 1
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line that a writer writes and a reader reads (a reader's memory is bounded by it)."""
 
-_MAX_DEPTH = 100
 _RESERVED = frozenset({"v", "seq", "t", "attempt", "kind", "step"})
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_PLAIN_NUMBERS = frozenset({float, int})
 
 
 class Kind(StrEnum):
@@ -125,34 +125,59 @@ def encode(record: Record) -> bytes:
     """Bytes of a record: one JSON line with its newline.
 
     Raises:
-        ValueError: A field has a reserved name, or a metric is not a number.
+        ValueError: A field has a reserved name, is missing, or a metric is not a number.
     """
-    return encode_line(record.seq, record.t, record.attempt, record.kind, record.step, encode_fields(record.kind, record.fields))
+    body = encode_fields(record.kind, plain_fields(record.kind, record.fields))
+    return encode_line(record.seq, record.t, record.attempt, record.kind, record.step, body)
 
 
-def encode_line(seq: int, t: float, attempt: int, kind: str, step: int | None, body: bytes) -> bytes:
-    """Line of a record whose fields are encoded already (`encode_fields`)."""
-    step_text = "null" if step is None else step
-    head = f'{{"v":{SCHEMA_VERSION},"seq":{seq},"t":{t!r},"attempt":{attempt},"kind":"{kind}","step":{step_text}'
-    return head.encode() + (b"," if len(body) > 2 else b"") + body[1:] + b"\n"
-
-
-def encode_fields(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """JSON object of a record's fields, non-finite numbers as text, anything not JSON as text.
+def plain_fields(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as a reader will see them: JSON's types, and true non-finite numbers where only numbers stand.
 
     Raises:
-        ValueError: A field has a reserved name, or a metric is not a number.
+        ValueError: A field has a reserved name, is missing, or a metric is not a number.
     """
     if not _RESERVED.isdisjoint(fields):
         names = ", ".join(sorted(_RESERVED & fields.keys()))
-        raise ValueError(f"A record field cannot be named {names}: {', '.join(sorted(_RESERVED))} are set by the writer.")
+        raise ValueError(f"A record field cannot be named {names}: the writer sets {', '.join(sorted(_RESERVED))}.")
     if kind == Kind.METRICS:
-        fields = {**fields, "metrics": _encodable_metrics(fields["metrics"])}
-        try:
-            return orjson.dumps(fields)
-        except TypeError:
-            pass
-    return orjson.dumps(plain(fields))
+        return _plain_metrics(fields)
+    if kind == Kind.REWIND and type(fields.get("to")) is not int:
+        raise ValueError(f"A rewind record needs the step to go back to as field 'to'; it has {dict(fields)}.")
+    converted = plain(fields)
+    _restore_non_finite(kind, converted)
+    return converted
+
+
+def _plain_metrics(fields: Mapping[str, Any]) -> dict[str, Any]:
+    metrics = fields.get("metrics")
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"A metrics record needs a dictionary of numbers as field 'metrics'; it has {dict(fields)}.")
+    others = plain({name: value for name, value in fields.items() if name != "metrics"}) if len(fields) > 1 else {}
+    if type(metrics) is not dict or not are_plain_numbers(metrics):
+        metrics = {str(key): metric_number(key, value) for key, value in metrics.items()}
+    return {**others, "metrics": metrics}
+
+
+def encode_fields(kind: str, fields: dict[str, Any]) -> bytes:
+    """JSON object of fields that `plain_fields` made."""
+    if kind == Kind.METRICS and not are_finite(fields["metrics"]):
+        fields = {**fields, "metrics": {key: number_as_json(value) for key, value in fields["metrics"].items()}}
+    elif kind == Kind.HISTOGRAM:
+        fields = plain(fields)
+    try:
+        return orjson.dumps(fields)
+    except TypeError:  # a key that is no valid text, a whole number beyond 64 bits
+        if kind == Kind.METRICS:
+            fields = {**fields, "metrics": {key: float(value) for key, value in fields["metrics"].items()}}
+        return orjson.dumps(plain(fields))
+
+
+def encode_line(seq: int, t: float, attempt: int, kind: str, step: int | None, body: bytes) -> bytes:
+    """Line of a record whose fields are encoded already."""
+    step_text = "null" if step is None else step
+    head = f'{{"v":{SCHEMA_VERSION},"seq":{seq},"t":{t!r},"attempt":{attempt},"kind":"{kind}","step":{step_text}'
+    return b"%b%b%b\n" % (head.encode(), b"," if len(body) > 2 else b"", body[1:])
 
 
 def decode(line: bytes) -> Record:
@@ -175,10 +200,12 @@ def decode(line: bytes) -> Record:
         raise MalformedRecordError(f"no field {error}") from None
     if not (type(v) is type(seq) is type(attempt) is int and type(kind) is str):
         raise MalformedRecordError("v, seq and attempt must be whole numbers and kind a text")
-    if type(t) not in _PLAIN_NUMBERS or not (step is None or type(step) is int):
+    if type(t) not in (float, int) or not (step is None or type(step) is int):
         raise MalformedRecordError("t must be a number and step a whole number or null")
     if b'"NaN"' in line or b'Infinity"' in line:
         _restore_non_finite(kind, raw)
+    if kind == Kind.METRICS and not (type(raw.get("metrics")) is dict and are_plain_numbers(raw["metrics"])):
+        raise MalformedRecordError("metrics must be an object of numbers")
     return Record(v, seq, float(t), attempt, kind, step, raw)
 
 
@@ -201,107 +228,8 @@ def migrate(
     return raw
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """Copy of a value in JSON's types: arrays as lists, non-finite numbers and unknown objects as text."""
-    if value is None or value is True or value is False:
-        return value
-    if depth > _MAX_DEPTH:
-        return "..."
-    if isinstance(value, Enum):
-        return plain(value.value, depth + 1)
-    if isinstance(value, str):
-        return _valid_text(value)
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**64 else str(value)
-    if isinstance(value, float):
-        return _json_number(float(value))
-    if isinstance(value, Mapping):
-        return {key if type(key) is str and key.isascii() else _valid_text(str(key)): plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, depth + 1) for item in value]
-    return plain(_unwrapped(value), depth + 1)
-
-
-def _unwrapped(value: Any) -> Any:
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    if isinstance(value, (datetime, date)):
-        return value.isoformat()
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, BaseModel):
-        return value.model_dump()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    # Arrays and tensors of any package, without importing one.
-    to_list = getattr(value, "tolist", None)
-    if callable(to_list):
-        return to_list()
-    return str(value)
-
-
-def _valid_text(text: str) -> str:
-    """The text with lone surrogates (which UTF-8 cannot hold) replaced by U+FFFD."""
-    if text.isascii():
-        return str(text)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return str(text)
-
-
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _encodable_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metrics themselves where JSON can hold them as they are (the usual case), else a copy."""
-    if set(map(type, metrics.values())) <= _PLAIN_NUMBERS:
-        try:
-            if math.isfinite(sum(metrics.values())):  # one C loop; a non-finite value or an overflow shows in the sum
-                return metrics
-        except OverflowError:
-            pass
-    return {key: _metric_number(key, value) for key, value in metrics.items()}
-
-
-def _metric_number(key: str, value: Any) -> float | int | str:
-    if not isinstance(value, (str, bytes)):
-        try:
-            whole = operator.index(value)
-            return whole if -(2**63) <= whole < 2**64 else _json_number(_as_float(whole))
-        except TypeError:
-            pass
-        try:
-            return _json_number(float(value))
-        except (TypeError, ValueError):
-            pass
-    raise ValueError(f"Metric {key!r} is {value!r} ({type(value).__name__}); a metric is one number. Use log_text for text.")
-
-
-def _as_float(whole: int) -> float:
-    try:
-        return float(whole)
-    except OverflowError:
-        return math.inf if whole > 0 else -math.inf
-
-
 def _restore_non_finite(kind: str, fields: dict[str, Any]) -> None:
     """Turns text back into the non-finite numbers it stands for, in place, where only numbers can stand."""
-    if kind == Kind.METRICS and type(fields.get("metrics")) is dict:
-        fields["metrics"] = {key: _restored(value) for key, value in fields["metrics"].items()}
-    elif kind == Kind.HISTOGRAM and type(fields.get("histogram")) is dict:
-        fields["histogram"] = {key: _restored(value) for key, value in fields["histogram"].items()}
-
-
-def _restored(value: Any) -> Any:
-    if type(value) is str:
-        return _NON_FINITE.get(value, value)
-    if isinstance(value, Sequence):
-        return [_restored(item) for item in value]
-    return value
+    name = str(kind)
+    if name in ("metrics", "histogram") and type(fields.get(name)) is dict:
+        fields[name] = {key: number_from_json(value) for key, value in fields[name].items()}

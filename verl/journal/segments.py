@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl.journal.files import sync_descriptor
-from verl.journal.records import MalformedRecordError, Stream, decode
+from verl.journal.records import MAX_LINE_BYTES, MalformedRecordError, Record, Stream, decode
 
 _WRITER_NAME = r"[A-Za-z0-9_-]+"
 _SEGMENT_NAME = re.compile(rf"({Stream.METRICS}|{Stream.EVENTS})-({_WRITER_NAME})(?:\.([1-9]\d*))?\.jsonl")
 _BLOCK = 64 * 1024
+_NUM_LAST_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,17 +97,29 @@ def cut_torn_tail(path: Path) -> int:
     return size - end
 
 
-def last_seq(path: Path) -> int | None:
-    """Number of the last readable record of a segment whose tail is whole; nothing if it has none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        end = os.fstat(descriptor).st_size
-        while end > 0:
-            start = last_newline_before(descriptor, end - 1)
+def last_records(path: Path) -> list[Record]:
+    """The last few readable records of a segment, newest first; garbage lines are passed over."""
+    found: list[Record] = []
+    with open(path, "rb") as file:
+        for line in _lines_backwards(file.fileno()):
             try:
-                return decode(os.pread(descriptor, end - start, start)).seq
+                found.append(decode(line))
             except MalformedRecordError:
-                end = start
-    finally:
-        os.close(descriptor)
-    return None
+                continue
+            if len(found) == _NUM_LAST_RECORDS:
+                break
+    return found
+
+
+def _lines_backwards(descriptor: int) -> Iterator[bytes]:
+    """Complete lines of a file from the last to the first, without newline; empty ones are left out."""
+    end = last_newline_before(descriptor, os.fstat(descriptor).st_size)
+    block, carried = _BLOCK, b""
+    while end > 0:
+        start = max(0, end - block)
+        carried, *lines = (os.pread(descriptor, end - start, start) + carried).split(b"\n")
+        yield from (line for line in reversed(lines) if line)
+        if len(carried) > MAX_LINE_BYTES:
+            carried = b""  # longer than any record: what is left of it will be no record either
+        block, end = block if lines else 2 * block, start
+    yield carried

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from verl.journal.failures import journal_error
-from verl.journal.files import sync_folder
-from verl.journal.segments import StreamId, cut_torn_tail, last_seq
+from verl.journal.segments import StreamId, cut_torn_tail, last_records
 
 _OPEN_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -20,21 +19,20 @@ class StreamFile:
     Attributes:
         torn: (segment, bytes cut off) of each tail that was repaired.
         last_seq: Highest record number found, 0 in a new stream.
-        is_dirty: Whether something was written since the last `fsync`.
     """
 
     def __init__(self, journal: Path, stream: StreamId, indices: list[int], rotate_bytes: int) -> None:
         self.torn: list[tuple[Path, int]] = []
         self.last_seq = 0
-        self.is_dirty = True  # the folder entry of a new file, and what a killed predecessor left unsynced
         self._journal = journal
         self._stream = stream
         self._rotate_bytes = rotate_bytes
         self._retired: list[int] = []
+        self._is_unsynced = True  # also what a killed predecessor left behind
         self._index = indices[-1] if indices else 0
         try:
             self._repair(indices)
-            self._open()
+            self._descriptor, self._size = self._open(self._index)
         except OSError as error:
             raise journal_error("open the journal", self.path, error) from error
 
@@ -50,62 +48,58 @@ class StreamFile:
             if cut:
                 self.torn.append((path, cut))
             if not self.last_seq:
-                self.last_seq = last_seq(path) or 0
+                self.last_seq = max((record.seq for record in last_records(path)), default=0)
 
-    def _open(self) -> None:
-        self.descriptor = os.open(self.path, _OPEN_FLAGS, 0o666)
-        self.size = os.fstat(self.descriptor).st_size
+    def _open(self, index: int) -> tuple[int, int]:
+        descriptor = os.open(self._stream.segment(self._journal, index), _OPEN_FLAGS, 0o666)
+        return descriptor, os.fstat(descriptor).st_size
 
     def write(self, lines: bytes) -> None:
-        """Appends whole lines with one `write`; on failure nothing of them stays.
+        """Appends whole lines with one `write`; if that fails, nothing of them stays.
 
         Raises:
             JournalError: Disk full, quota, or another failure; the call can be repeated.
         """
-        if self.size and self.size + len(lines) > self._rotate_bytes:
+        if self._size and self._size + len(lines) > self._rotate_bytes:
             self._rotate()
+        written = 0
+        self._is_unsynced = True
         try:
-            written = os.write(self.descriptor, lines)
-            while written < len(lines):  # a part was written: the rest names the reason, or fits after all
-                written += os.write(self.descriptor, lines[written:])
+            written = os.write(self._descriptor, lines)
+            while written < len(lines):  # the rest fits after all, or its failure tells why
+                written += os.write(self._descriptor, lines[written:])
         except OSError as error:
-            self.take_back(self.size)
+            self.take_back(written)
             raise journal_error("write the journal", self.path, error) from error
-        self.size += written
-        self.is_dirty = True
+        self._size += written
 
-    def take_back(self, size: int) -> None:
-        """Cuts the newest segment back to an earlier size."""
+    def take_back(self, num_bytes: int) -> None:
+        """Cuts that many bytes off the end."""
         try:
-            os.ftruncate(self.descriptor, size)
+            self._size = os.fstat(self._descriptor).st_size - num_bytes
+            os.ftruncate(self._descriptor, self._size)
         except OSError as error:
             raise journal_error("take back a partly written line", self.path, error) from error
-        self.size = size
 
     def _rotate(self) -> None:
-        """Begins the next segment; the full one is synced and closed with the next `take_unsynced`."""
-        self._index += 1
-        full = self.descriptor
+        """Begins the next segment; the full one is synced and closed later, by `take_unsynced`'s caller."""
         try:
-            self._open()
+            descriptor, size = self._open(self._index + 1)
         except OSError as error:
-            self._index -= 1
             raise journal_error("begin the next journal file", self.path, error) from error
-        self._retired.append(full)
+        self._retired.append(self._descriptor)
+        self._index, self._descriptor, self._size = self._index + 1, descriptor, size
 
-    def take_unsynced(self) -> tuple[list[int], list[int]]:
-        """Descriptors to `fsync` now, and those of full segments to `fsync` and close.
-
-        The first are duplicates (to be closed as well), so that they outlive a rotation.
-        """
-        if not self.is_dirty:
-            return [], []
-        self.is_dirty = False
+    def take_unsynced(self) -> list[int]:
+        """Descriptors to `fsync` and then close; they stay valid whatever is appended meanwhile."""
+        if not self._is_unsynced:
+            return []
+        self._is_unsynced = False
         retired, self._retired = self._retired, []
-        return [os.dup(self.descriptor)], retired
+        return [*retired, os.dup(self._descriptor)]
 
     def close(self) -> None:
-        """Closes the segment without `fsync`."""
-        for descriptor in (*self._retired, self.descriptor):
+        """Closes the files, without `fsync`."""
+        for descriptor in (*self._retired, self._descriptor):
             os.close(descriptor)
         self._retired = []

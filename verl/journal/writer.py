@@ -25,6 +25,7 @@ from verl.journal.records import (
     Stream,
     encode_fields,
     encode_line,
+    plain_fields,
     stream_of,
 )
 from verl.journal.segments import StreamId, is_writer_name, list_segments
@@ -77,9 +78,9 @@ class JournalWriter:
         self._is_open = False
         self._checked_keys: set[str] = set()
         self._failure: JournalError | None = None
-        self._append_lock = threading.Lock()
-        self._sync_lock = threading.Lock()
-        self._has_unsynced = threading.Event()
+        # Reentrant: a signal handler may append a last word while the same thread appends.
+        self._append_lock = threading.RLock()
+        self._sync_lock = threading.RLock()
         self._is_closing = threading.Event()
         try:
             self._journal.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class JournalWriter:
             self._is_open = True
             for file in self._files.values():
                 for path, cut in file.torn:
-                    text = f"Cut {cut} bytes of an unfinished last line off journal/{path.name}; they are in journal/{path.name}.torn."
+                    text = f"Cut {cut} bytes of an unfinished last line off journal/{path.name}; kept in {path.name}.torn."
                     self.append(Kind.NOTE, text=text, level="warning")
         except BaseException:
             self._is_open = False
@@ -136,17 +137,19 @@ class JournalWriter:
                 be repeated), the writer is closed, or this process was forked from the writer's.
             ValueError: Unknown kind, a step that is no whole number, or a metric that is no number.
         """
-        kind, step, fields, body = self._prepared(kind, step, fields)
+        kind, step = _checked(kind, step)
+        fields, body = self._encoded(kind, fields)
         file = self._metrics_file if kind == "metrics" else self._events_file
         self._check_process()
         with self._append_lock:
             self._check_writable()
-            seq = self._next_seq
-            t = time.time()
-            file.write(encode_line(seq, t, self._attempt, kind, step, body))
+            seq, t = self._next_seq, time.time()
             self._next_seq = seq + 1
-        if not self._has_unsynced.is_set():
-            self._has_unsynced.set()
+            try:
+                file.write(encode_line(seq, t, self._attempt, kind, step, body))
+            except JournalError:
+                self._next_seq = seq
+                raise
         return Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields)
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Record]:
@@ -155,73 +158,64 @@ class JournalWriter:
         Raises:
             JournalError, ValueError: As `append`.
         """
-        prepared = [self._prepared(draft.kind, draft.step, draft.fields) for draft in drafts]
+        prepared = []
+        for draft in drafts:
+            kind, step = _checked(draft.kind, draft.step)
+            prepared.append((kind, step, *self._encoded(kind, draft.fields)))
         self._check_process()
         lines: dict[Stream, list[bytes]] = {stream: [] for stream in Stream}
         records = []
         with self._append_lock:
             self._check_writable()
-            t = time.time()
-            for seq, (kind, step, fields, body) in enumerate(prepared, self._next_seq):
+            first_seq, t = self._next_seq, time.time()
+            for seq, (kind, step, fields, body) in enumerate(prepared, first_seq):
                 lines[stream_of(kind)].append(encode_line(seq, t, self._attempt, kind, step, body))
                 records.append(Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields))
-            self._write_all(lines)
-            self._next_seq += len(records)
-        self._has_unsynced.set()
+            self._next_seq = first_seq + len(records)
+            try:
+                self._write_all(b"".join(lines[Stream.EVENTS]), b"".join(lines[Stream.METRICS]))
+            except JournalError:
+                self._next_seq = first_seq
+                raise
         return records
 
-    def _write_all(self, lines: dict[Stream, list[bytes]]) -> None:
-        if lines[Stream.EVENTS]:
-            self._events_file.write(b"".join(lines[Stream.EVENTS]))
-        if lines[Stream.METRICS]:
-            block = b"".join(lines[Stream.METRICS])
+    def _write_all(self, events: bytes, metrics: bytes) -> None:
+        if events:
+            self._events_file.write(events)
+        if metrics:
             try:
-                self._metrics_file.write(block)
+                self._metrics_file.write(metrics)
             except JournalError:
-                self._events_file.take_back(self._events_file.size - sum(map(len, lines[Stream.EVENTS])))
+                self._events_file.take_back(len(events))
                 raise
 
-    def _prepared(
-        self, kind: str, step: int | None, fields: dict[str, Any]
-    ) -> tuple[str, int | None, dict[str, Any], bytes]:
-        """Kind, step, masked fields, and their JSON; done before the lock is taken."""
-        try:
-            kind = _KINDS[kind]
-        except KeyError:
-            raise ValueError(f"Unknown record kind {kind!r}; there are {', '.join(_KINDS)}.") from None
-        if step is not None:
-            try:
-                step = operator.index(step)
-            except TypeError:
-                raise ValueError(f"Step {step!r} ({type(step).__name__}) is not a whole number.") from None
-        if kind == "metrics":
-            fields = self._masked_metrics(fields)
-        else:
-            fields = mask(fields)
+    def _encoded(self, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Fields with secrets masked, and their JSON; done before the lock is taken."""
+        fields = plain_fields(kind, fields)
+        fields = self._masked_metrics(fields) if kind == "metrics" else mask(fields)
         body = encode_fields(kind, fields)
         if len(body) > MAX_LINE_BYTES - 1024:
             raise ValueError(
-                f"A {kind} record of {len(body) / 2**20:.0f} MiB is too large (most: {MAX_LINE_BYTES // 2**20} MiB). "
+                f"A {kind} record of {len(body) / 2**20:.0f} MiB is too large (at most {MAX_LINE_BYTES // 2**20} MiB). "
                 "Write it to a file in the run directory and log that as an artifact."
             )
-        return kind, step, fields, body
+        return fields, body
 
     def _masked_metrics(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Only keys can hold text here, and each is looked at once."""
+        """Only keys and further fields can hold text, and each key is looked at once."""
         metrics = fields["metrics"]
-        if len(fields) > 1:
-            fields = {**mask({name: value for name, value in fields.items() if name != "metrics"}), "metrics": metrics}
         if not self._checked_keys.issuperset(metrics):
-            masked = {mask_text(key): value for key, value in metrics.items()}
-            self._checked_keys.update(masked)
-            fields = {**fields, "metrics": masked}
-        return fields
+            metrics = {mask_text(key): value for key, value in metrics.items()}
+            self._checked_keys.update(metrics)
+            return {**mask({**fields, "metrics": None}), "metrics": metrics}
+        return fields if len(fields) == 1 else {**mask({**fields, "metrics": None}), "metrics": metrics}
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise JournalError(
-                f"Process {os.getpid()} was forked from process {self._pid}, which writes the journal in {self._journal}; "
-                "only that process may. Open a writer with another name in the child, or hand its values to the parent."
+                f"Process {os.getpid()} was forked from process {self._pid}, which writes the journal in "
+                f"{self._journal}; only that process may. Open a writer with another name in the child, or hand its "
+                "values to the parent."
             )
 
     def _check_writable(self) -> None:
@@ -245,10 +239,7 @@ class JournalWriter:
     def _sync(self) -> None:
         with self._sync_lock:
             with self._append_lock:
-                self._has_unsynced.clear()
-                descriptors = [
-                    descriptor for file in self._files.values() for group in file.take_unsynced() for descriptor in group
-                ]
+                descriptors = [descriptor for file in self._files.values() for descriptor in file.take_unsynced()]
             try:
                 for descriptor in descriptors:
                     sync_descriptor(descriptor)
@@ -261,10 +252,7 @@ class JournalWriter:
                     os.close(descriptor)
 
     def _sync_from_time_to_time(self) -> None:
-        while not self._is_closing.is_set():
-            self._has_unsynced.wait()
-            if self._is_closing.wait(self._sync_seconds):
-                return
+        while not self._is_closing.wait(self._sync_seconds):
             try:
                 self._sync()
             except JournalError as error:
@@ -276,18 +264,16 @@ class JournalWriter:
         Raises:
             JournalError: The last sync failed; the files are closed all the same.
         """
-        if not self._is_open:
-            return
-        with self._append_lock if os.getpid() == self._pid else threading.Lock():
+        if os.getpid() != self._pid:
+            return  # the files are the parent's
+        with self._append_lock:
             was_open, self._is_open = self._is_open, False
         if not was_open:
             return
+        self._is_closing.set()
+        self._syncer.join()
         try:
-            if os.getpid() == self._pid:
-                self._is_closing.set()
-                self._has_unsynced.set()
-                self._syncer.join()
-                self._sync()
+            self._sync()
         finally:
             for file in self._files.values():
                 file.close()
@@ -302,3 +288,16 @@ class JournalWriter:
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(kind: str, step: int | None) -> tuple[str, int | None]:
+    try:
+        kind = _KINDS[kind]
+    except KeyError:
+        raise ValueError(f"Unknown record kind {kind!r}; there are {', '.join(_KINDS)}.") from None
+    if type(step) is not int and step is not None:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise ValueError(f"Step {step!r} ({type(step).__name__}) is not a whole number.") from None
+    return kind, step

@@ -19,6 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 from verl.errors import ConfigError, DataError
 from verl.models.policy import PolicyModel, forward_parameters
 from verl.rollout.engine import Completion, FinishReason, GenerateRequest
+from verl.rollout.kv_cache import share_out
 from verl.rollout.sampling import SamplingPlan, request_uniforms, sample_tokens
 from verl.rollout.stop_strings import StopStringMatcher
 
@@ -116,7 +117,7 @@ class HfEngine:
         expand_R = torch.tensor([row_of_prompt[request.prompt_ids] for request in requests], device=self._policy.device)
         logits_PV, cache, mask_PK, length_P = self._prefill(prompts)
         logits_RV = logits_PV[expand_R]
-        cache.reorder_cache(expand_R)  # type: ignore[arg-type]
+        share_out(cache, expand_R, state.max_new_tokens)
         width = mask_PK.shape[1]
         is_padded = not bool(mask_PK.all())
         mask_RK = torch.nn.functional.pad(mask_PK, (0, state.max_new_tokens), value=1)[expand_R]
@@ -138,7 +139,7 @@ class HfEngine:
             )
         return state.completions(self._version)
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, Cache, torch.Tensor, torch.Tensor]:
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
         width = max(len(prompt) for prompt in prompts)
         device = self._policy.device
         ids_PK = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)

@@ -20,7 +20,7 @@ from verl.models.export import save_adapter_folder, save_model_folder
 from verl.models.lora import has_lora
 from verl.models.policy import PolicyModel
 from verl.models.value_model import ValueModel
-from verl.tracking import MetricBuffer
+from verl.tracking.metrics import MetricBuffer
 from verl.trainer.checkpoint import random_states, restore_random_states
 from verl.trainer.optimization import Optimization
 

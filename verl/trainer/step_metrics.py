@@ -14,7 +14,8 @@ from torch import Tensor
 from verl.algorithms.advantages import has_zero_variance
 from verl.algorithms.statistics import Moments, explained_variance
 from verl.tracing.trajectory import Trajectory
-from verl.tracking import MetricBuffer, sanitize_name
+from verl.tracking.catalogue import sanitize_name
+from verl.tracking.metrics import MetricBuffer
 from verl.trainer.batch import RolloutBatch
 from verl.trainer.updates import ActorUpdate, CriticUpdate
 
