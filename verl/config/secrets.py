@@ -21,6 +21,7 @@ MASK = "***"
 
 _MIN_ENVIRONMENT_VALUE = 8
 _MAX_DEPTH = 100
+_LANGUAGE_VALUE = re.compile(r"<.*>|\[.*\]|\s*", re.DOTALL)
 
 def mask(value: Any) -> Any:
     """Copy of nested dictionaries, lists and texts with every secret masked; other values as they are.

@@ -45,6 +45,7 @@ class Cursor:
                 raise ValueError("a number is negative")
         except (ValueError, TypeError, AttributeError) as error:
             raise JournalError(
-                f"Not a journal cursor: {error}. Expected such as {{\"metrics-rank0\": [0, 1024]}}; without one, reading starts anew."
+                f"Not a journal cursor: {error}. One looks like this: "
+                f'{{"metrics-rank0": [0, 1024]}}; without a cursor, reading begins at the start.'
             ) from None
         return cls(positions)

@@ -23,8 +23,8 @@ def journal_error(action: str, path: Path, error: OSError) -> JournalError:
         path: File or folder that it failed on.
     """
     if error.errno in _FULL:
-        reason = f"{_FULL[error.errno]}{_space(path)}. Free some space (old runs, checkpoints/) or raise the limit, then go on"
-        advice = "nothing written before is lost, and the same call can be repeated"
+        reason = f"{_FULL[error.errno]}{_space(path)}. Free some space (old runs, checkpoints/) or raise the limit"
+        advice = "nothing written before is lost, and the same call can then be repeated"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = f"{_text(error)}. Give write permission, or choose another folder with trainer.log_dir or VERL_LOG_DIR"
         advice = "nothing was changed"

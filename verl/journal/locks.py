@@ -43,7 +43,9 @@ def short_lock(folder: Path) -> Iterator[None]:
         deadline = time.monotonic() + _GUARD_SECONDS
         while not _try_flock(descriptor):
             if time.monotonic() > deadline:
-                raise JournalError(f"{path} has been locked by another process for {_GUARD_SECONDS:.0f} s; end that process.")
+                raise JournalError(
+                    f"{path} has been locked by another process for {_GUARD_SECONDS:.0f} s; find and end that process."
+                )
             time.sleep(0.002)
         yield
     finally:
@@ -97,8 +99,7 @@ class OwnedLock:
     def _take(self) -> int:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         owner = _read_owner(descriptor)
-        free = _try_flock(descriptor, assume=owner is None or owner.host != ProcessIdentity.current().host or owner.is_dead())
-        if not free:
+        if not _try_flock(descriptor, assume=owner is None or not owner.is_alive_here()):
             os.close(descriptor)
             if owner is None or not owner.is_dead():
                 raise JournalError(self._held_message(owner))
@@ -111,7 +112,9 @@ class OwnedLock:
         return descriptor
 
     def _held_message(self, owner: ProcessIdentity | None) -> str:
-        who = "Another process" if owner is None else f"This same process ({owner})" if owner.pid == os.getpid() else str(owner).capitalize()
+        who = "Another process" if owner is None else str(owner).capitalize()
+        if owner is not None and owner.is_current():
+            who = f"This same process ({owner.pid})"
         return (
             f"{who} already {self._purpose}: {self._path.parent.parent}. "
             "Two of them would mix up the run. Wait for it or end it, or use another trainer.log_dir."

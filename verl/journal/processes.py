@@ -28,6 +28,7 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
+        """The process that asks."""
         return cls(os.getpid(), socket.gethostname(), time.time())
 
     def is_dead(self) -> bool:
@@ -43,6 +44,14 @@ class ProcessIdentity:
             return True
         except psutil.AccessDenied:
             return False
+
+    def is_alive_here(self) -> bool:
+        """Whether it surely runs on this very host."""
+        return self.host == socket.gethostname() and not self.is_dead()
+
+    def is_current(self) -> bool:
+        """Whether it is the process that asks."""
+        return self.pid == os.getpid() and self.is_alive_here()
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"

@@ -63,7 +63,7 @@ class JournalReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         if not self._path.is_dir():
-            raise JournalError(f"There is no run directory {self._path}; give the folder that has run.json and journal/ in it.")
+            raise JournalError(f"There is no folder {self._path}; give the one that has run.json and journal/ in it.")
         self._journal = self._path / "journal"
         self._problems = ProblemLog()
 

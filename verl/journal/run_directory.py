@@ -213,12 +213,7 @@ class RunDirectory:
 
     def set_tracker_id(self, name: str, **ids: Any) -> None:
         """Adds a tracker's own identifiers, such as `set_tracker_id("mlflow", run_id="...")`."""
-        ids = mask(ids)
-        self._update(
-            lambda info: dataclasses.replace(
-                info, trackers={**info.trackers, name: {**(info.trackers[name] if name in info.trackers else {}), **ids}}
-            )
-        )
+        self._update(lambda info: _with_tracker(info, name, mask(ids)))
 
     def supersede(self, attempt: int) -> None:
         """Moves checkpoints and trajectories to `superseded/attempt_<n>/`; nothing is deleted.
@@ -262,6 +257,11 @@ def _with_attempt(info: RunInfo, resumed_from: str | os.PathLike[str] | None) ->
     return dataclasses.replace(info, attempts=(*info.attempts, attempt))
 
 
+def _with_tracker(info: RunInfo, name: str, ids: dict[str, Any]) -> RunInfo:
+    known = info.trackers.get(name, {})
+    return dataclasses.replace(info, trackers={**info.trackers, name: {**known, **ids}})
+
+
 def _with_status(info: RunInfo, number: int | None, status: str, path: Path) -> RunInfo:
     number = len(info.attempts) if number is None else number
     if not 1 <= number <= len(info.attempts):
@@ -287,5 +287,6 @@ def _not_a_run(path: Path) -> str:
     if not path.is_dir():
         return f"There is no run directory {path}."
     runs = sorted(entry.parent.name for entry in path.glob("*/run.json"))
-    hint = f" Runs in it: {', '.join(runs[-5:])}." if runs else " A run directory is the folder with run.json and journal/ in it."
-    return f"{path} is not a run directory.{hint}"
+    if runs:
+        return f"{path} is not a run directory, but has some in it: {', '.join(runs[-5:])}."
+    return f"{path} is not a run directory: that is a folder with run.json and journal/ in it."

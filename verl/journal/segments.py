@@ -1,8 +1,8 @@
 """Segment files of a journal: their names, their order, and their ends.
 
-    metrics-rank0.jsonl      first segment of the metrics stream of writer rank0
-    metrics-rank0.1.jsonl    second: a full segment is never renamed, the next number is begun
-    metrics-rank0.jsonl.torn bytes of a torn last line, kept when it was cut off
+metrics-rank0.jsonl      first segment of the metrics stream of writer rank0
+metrics-rank0.1.jsonl    second: a full segment is never renamed, the next number is begun
+metrics-rank0.jsonl.torn bytes of a torn last line, kept when it was cut off
 """
 
 from __future__ import annotations

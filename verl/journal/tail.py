@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from verl.journal.cursor import Position
 from verl.journal.records import MAX_LINE_BYTES, MalformedRecordError, Record, decode
@@ -60,7 +61,7 @@ class Tail:
         self.stream = stream
         self._problems = problems
         self._segment, self._offset = position
-        self._file: BinaryIO | None = None
+        self._file: io.BufferedReader | None = None
         self._head: Record | None = None
         self._head_bytes = 0
         self.is_at_end = False
@@ -120,7 +121,7 @@ class Tail:
         file.seek(self._offset)
         return None
 
-    def _skip_long_line(self, file: BinaryIO, length: int) -> bool:
+    def _skip_long_line(self, file: io.BufferedReader, length: int) -> bool:
         """Skips a line longer than any record; False if its end is not there."""
         while part := file.readline(_BLOCK):
             length += len(part)
@@ -130,16 +131,16 @@ class Tail:
                 return True
         return False
 
-    def _open(self) -> BinaryIO | None:
+    def _open(self) -> io.BufferedReader | None:
         try:
-            self._file = open(self.stream.segment(self._journal, self._segment), "rb")
+            self._file = io.BufferedReader(io.FileIO(self.stream.segment(self._journal, self._segment)))
         except FileNotFoundError:
             return None
-        if self._offset:
-            # Normally the byte before is a newline. If not, lines there were taken back (see
-            # `JournalWriter.append_many`): go back to the last line that still starts there.
-            size = self._file.seek(0, 2)
-            self._offset = last_newline_before(self._file.fileno(), min(self._offset, size))
+        descriptor = self._file.fileno()
+        if self._offset and os.pread(descriptor, 1, self._offset - 1) != b"\n":
+            # Lines there were taken back (see `JournalWriter.append_many`): go on at the start of
+            # the line that is there now, or at the end.
+            self._offset = last_newline_before(descriptor, min(self._offset, os.fstat(descriptor).st_size))
         self._file.seek(self._offset)
         return self._file
 

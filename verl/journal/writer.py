@@ -109,7 +109,7 @@ class JournalWriter:
             self._is_open = True
             for file in self._files.values():
                 for path, cut in file.torn:
-                    text = f"Cut {cut} bytes of an unfinished last line off journal/{path.name}; kept in {path.name}.torn."
+                    text = f"Cut {cut} bytes of an unfinished line off {path.name} and kept them in {path.name}.torn."
                     self.append(Kind.NOTE, text=text, level="warning")
         except BaseException:
             self._is_open = False
