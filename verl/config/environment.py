@@ -1,0 +1,135 @@
+"""Environment variables: the one place that reads them, and what each means.
+
+Nothing else in the package looks at the environment (secrets are masked, not read, in `secrets.py`), so the
+table here is the whole list. To add a variable, append it to `VARIABLES` and regenerate the docs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from verl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable that changes what the package does.
+
+    Attributes:
+        name: Its name.
+        meaning: What it does, as a sentence.
+        reader: Who reads it: this package, or a package that it uses.
+    """
+
+    name: str
+    meaning: str
+    reader: str = "verl"
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("VERL_LOG_DIR", "Run directory if `trainer.log_dir` is not given; `{rank}` is replaced by the rank."),
+    Variable("RANK", "Number of this process in the whole run, set by torchrun; 0 if not set."),
+    Variable("WORLD_SIZE", "Number of processes of the run, set by torchrun; 1 if not set."),
+    Variable("LOCAL_RANK", "Number of this process on its machine, set by torchrun; 0 if not set."),
+    Variable("NO_COLOR", "Any non-empty value turns colours off (no-color.org)."),
+    Variable("HF_HOME", "Where models from the hub are kept.", "huggingface_hub"),
+    Variable("HF_HUB_OFFLINE", "1 = never ask the hub, use what is on the disk.", "huggingface_hub"),
+    Variable("HF_TOKEN", "Login for private models on the hub.", "huggingface_hub"),
+)
+
+_READ_HERE = frozenset(variable.name for variable in VARIABLES if variable.reader == "verl")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
+    """Which process of a run this is.
+
+    Attributes:
+        rank: Number among all processes.
+        world_size: How many there are.
+        local_rank: Number among those of this machine.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes records and starts trackers."""
+        return self.rank == 0
+
+
+class TrainerSettings(Protocol):
+    """The part of `TrainerConfig` that decides on the run directory."""
+
+    log_dir: str | None
+
+
+class Settings(Protocol):
+    """The part of `PPOConfig` that decides on the run directory."""
+
+    @property
+    def trainer(self) -> TrainerSettings: ...
+
+
+def variable(name: str) -> str | None:
+    """Value of a variable of the table, nothing if it is not set or empty.
+
+    Raises:
+        KeyError: The variable is not in `VARIABLES` as one that this package reads.
+    """
+    if name not in _READ_HERE:
+        raise KeyError(f"{name} is not listed in verl.config.environment.VARIABLES")
+    return os.environ.get(name) or None
+
+
+def process_rank() -> ProcessRank:
+    """Which process this is, from the variables that torchrun sets.
+
+    Raises:
+        ConfigError: A variable is not a whole number, or they contradict each other.
+    """
+    process = ProcessRank(_number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0))
+    if not 0 <= process.rank < process.world_size:
+        raise ConfigError(
+            f"the environment variable RANK must be from 0 to WORLD_SIZE - 1; given: RANK={process.rank},"
+            f" WORLD_SIZE={process.world_size}. Start with torchrun, which sets both, or unset them."
+        )
+    return process
+
+
+def wants_color() -> bool:
+    """Whether output may be coloured (it should be a terminal, too)."""
+    return variable("NO_COLOR") is None
+
+
+def resolve_log_dir(config: Settings, now: datetime) -> Path:
+    """The run directory: `trainer.log_dir`, else VERL_LOG_DIR, else `logs/<YYYYmmdd_HHMMSS>`.
+
+    `{rank}` becomes the number of this process and `~` the home folder. The folder is not created. With
+    several processes only rank 0 should ask: clocks differ, and so would the time stamps.
+
+    Args:
+        config: The configuration, for its `trainer.log_dir`.
+        now: Local time of the start of the run.
+    """
+    given = config.trainer.log_dir or variable("VERL_LOG_DIR")
+    if given is None:
+        return Path("logs") / now.strftime("%Y%m%d_%H%M%S")
+    if "{rank}" in given:
+        given = given.replace("{rank}", str(process_rank().rank))
+    return Path(given).expanduser()
+
+
+def _number(name: str, default: int) -> int:
+    text = variable(name)
+    if text is None:
+        return default
+    if not text.strip().isdecimal():
+        raise ConfigError(f"the environment variable {name} must be a whole number; given: {text!r}")
+    return int(text)
