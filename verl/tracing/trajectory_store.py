@@ -15,6 +15,7 @@ import os
 import queue
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,10 @@ def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
             os.fsync(file.fileno())
         aside.rename(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # what failed may fail again; the first error is the one to tell
+            aside.unlink()
         raise JournalError(
-            f"The trajectories of step {path.stem} could not be written to {path.parent}: {error}. "
+            f"The trajectories of {path.stem} could not be written to {path.parent}: {error}. "
             f"Free space there or set another trainer.log_dir; what was recorded before is untouched."
         ) from error
 

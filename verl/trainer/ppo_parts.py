@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig
 from verl.config.schema import RewardModelConfig
-from verl.data import Prompt, PromptDataset, batch_notice, load_train_prompts, load_val_prompts, num_steps, ordered_batches
+from verl.data import Prompt, PromptDataset, load_train_prompts, load_val_prompts, num_steps, ordered_batches
 from verl.models.loading import load_critic, load_policy, load_reference, load_reward_model, load_tokenizer
 from verl.models.lora import has_lora, load_adapter, reference_weights
 from verl.models.policy import PolicyModel
@@ -109,7 +109,6 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
         critic_path = config.critic.path if checkpoint is None else str(checkpoint / "critic")
         critic = load_critic(config.critic.model_copy(update={"path": critic_path}), model, device)
     datasets = [train_prompts] if val_prompts is None else [train_prompts, val_prompts]
-    large = batch_notice(len(train_prompts), config.data.train_batch_size)
     return PPOParts(
         tokenizer=tokenizer,
         train_prompts=train_prompts,
@@ -127,7 +126,7 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
             settings.rollout.val_kwargs.top_p,
             settings.rollout.val_kwargs.top_k,
         ),
-        notices=tuple(dict.fromkeys([n for data in datasets for n in data.notices] + list(rewards.notices) + [large or ""])),
+        notices=tuple(dict.fromkeys([n for data in datasets for n in data.notices] + list(rewards.notices))),
         warnings=tuple(warning for data in datasets for warning in data.warnings),
     )
 

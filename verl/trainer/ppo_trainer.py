@@ -340,15 +340,12 @@ class PPOTrainer:
     def _warn(self, text: str) -> None:
         self.tracking.note(text, level="warning")
 
-    def _close(self, status: str, error: str | None) -> None:
+    def _close(self, status: EndStatus, error: str | None) -> None:
         """Ends everything, each part whatever the others do."""
         self._trajectories.close()
         self._async.run(self.parts.engine.close())
         self._async.close()
-        try:
-            self.tracking.finish(status, error)
-        finally:
-            self._run.directory.finish_attempt(status)
+        self.tracking.finish(status, error)
 
 
 def rollout_results(trajectories: Sequence[Trajectory]) -> dict[str, object]:
