@@ -70,7 +70,8 @@ def add_estimate_metrics(
     if batch.ref_logprobs_BT is not None:
         _add_mean(metrics, "kl/kl_divergence", Moments.of(batch.old_logprobs_BT - batch.ref_logprobs_BT, mask_BT))
     if penalty_kl is not None:
-        _add_mean(metrics, "kl/reward_penalty", penalty_kl)
+        penalty = kl_coef * penalty_kl.mean * penalty_kl.count / len(batch) if penalty_kl.count else 0.0
+        metrics.add("kl/reward_penalty", penalty, len(batch))
         metrics.add("kl/coef", kl_coef)
     if batch.values_BT is not None and batch.returns_BT is not None:
         returns = Moments.of(batch.returns_BT, mask_BT)
@@ -85,7 +86,7 @@ def add_actor_metrics(metrics: MetricBuffer, update: ActorUpdate, learning_rate:
     for name, values in (
         ("loss/policy_loss", update.policy_losses),
         ("loss/kl_loss", update.kl_losses),
-        ("loss/entropy_bonus", update.entropy_losses),
+        ("loss/entropy_bonus", update.entropies),
         ("grad_norm/actor", update.grad_norms),
     ):
         for value in values:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verl.algorithms.aggregation import LossDenominator, aggregate
 from verl.algorithms.kl import estimate_kl
-from verl.algorithms.losses import PolicyStatistics, ppo_policy_loss, value_loss
+from verl.algorithms.losses import PolicyLoss, PolicyStatistics, ppo_policy_loss, value_loss
 from verl.algorithms.statistics import Moments
 from verl.config.schema import ActorConfig
 from verl.models.logprobs import token_logprobs
@@ -55,13 +55,14 @@ class ActorUpdate:
     """What an update of the policy did; lists have one entry per optimizer step.
 
     Attributes:
-        policy_losses, kl_losses, grad_norms: Of each optimizer step; `kl_losses` is empty without a KL loss.
+        policy_losses, grad_norms: Of each optimizer step.
+        kl_losses, entropies: The unweighted terms; empty where the term is off.
         statistics: Of the ratio and its clipping, over all tokens of all optimizer steps; nothing if there were none.
     """
 
     policy_losses: list[float] = field(default_factory=list)
     kl_losses: list[float] = field(default_factory=list)
-    entropy_losses: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     statistics: PolicyStatistics | None = None
 
@@ -94,24 +95,25 @@ def update_actor(
     update = ActorUpdate()
     for rows in plan.mini_batches(len(batch)):
         denominator = LossDenominator.of(batch.mask_BT[rows], scale_length)
-        policy_loss = kl_loss = entropy_loss = 0.0
+        policy_loss = kl_loss = entropy = 0.0
         for micro_rows in batch.micro_batches(rows, plan.micro_batch_size):
             terms = _actor_terms(policy, batch.rows(micro_rows), config, temperature, denominator)
             total = terms.policy
             if terms.kl is not None:
                 total = total + config.kl_loss_coef * terms.kl
-                kl_loss += float(terms.kl.detach())
             if terms.entropy is not None:
                 total = total - config.entropy_coeff * terms.entropy
-                entropy_loss += float(terms.entropy.detach())
             total.backward()
+            kl_loss += 0.0 if terms.kl is None else float(terms.kl.detach())
+            entropy += 0.0 if terms.entropy is None else float(terms.entropy.detach())
             policy_loss += float(terms.policy.detach())
-            update.statistics = terms.statistics if update.statistics is None else update.statistics + terms.statistics
+            statistics = terms.loss.statistics()  # reads from the device, so only once the backward pass is queued
+            update.statistics = statistics if update.statistics is None else update.statistics + statistics
         update.policy_losses.append(policy_loss)
         if config.use_kl_loss:
             update.kl_losses.append(kl_loss)
         if config.entropy_coeff:
-            update.entropy_losses.append(entropy_loss)
+            update.entropies.append(entropy)
         update.grad_norms.append(optimization.apply())
     return update
 
@@ -123,7 +125,7 @@ class _ActorTerms:
     policy: Tensor
     kl: Tensor | None
     entropy: Tensor | None
-    statistics: PolicyStatistics
+    loss: PolicyLoss
 
 
 def _actor_terms(
@@ -152,7 +154,7 @@ def _actor_terms(
         assert batch.ref_logprobs_BT is not None, "use_kl_loss needs the reference"
         kl = share(estimate_kl(scored.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT, config.kl_loss_type))
     entropy = share(scored.entropy_BT) if config.entropy_coeff else None
-    return _ActorTerms(share(loss.per_token_BT), kl, entropy, loss.statistics())
+    return _ActorTerms(share(loss.per_token_BT), kl, entropy, loss)
 
 
 def update_critic(
