@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import psutil
+import torch
 from torch import Tensor
 
 from verl.algorithms.advantages import has_zero_variance
@@ -86,7 +88,7 @@ def add_actor_metrics(metrics: MetricBuffer, update: ActorUpdate, learning_rate:
     for name, values in (
         ("loss/policy_loss", update.policy_losses),
         ("loss/kl_loss", update.kl_losses),
-        ("loss/entropy_bonus", update.entropies),
+        ("loss/entropy_bonus", update.entropy_bonuses),
         ("grad_norm/actor", update.grad_norms),
     ):
         for value in values:
@@ -121,7 +123,13 @@ def add_timing_metrics(metrics: MetricBuffer, seconds: Mapping[str, float], batc
     # Weighted by time, so that several steps give all that was done over all the time it took.
     metrics.add("throughput/rollout_per_second", len(batch) / seconds["rollout"], seconds["rollout"])
     metrics.add("throughput/step_per_second", 1 / seconds["step"], seconds["step"])
+    metrics.add("system/memory_bytes", memory_bytes(batch.mask_BT.device))
     metrics.add("throughput/tokens_per_second", tokens / seconds["step"], seconds["step"])
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory allocated on a GPU, else the resident memory of this process."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def validation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

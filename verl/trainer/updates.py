@@ -56,13 +56,14 @@ class ActorUpdate:
 
     Attributes:
         policy_losses, grad_norms: Of each optimizer step.
-        kl_losses, entropies: The unweighted terms; empty where the term is off.
+        kl_losses: The KL term, before its coefficient; empty where it is off.
+        entropy_bonuses: The entropy term, times its coefficient; empty where it is off.
         statistics: Of the ratio and its clipping, over all tokens of all optimizer steps; nothing if there were none.
     """
 
     policy_losses: list[float] = field(default_factory=list)
     kl_losses: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
+    entropy_bonuses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     statistics: PolicyStatistics | None = None
 
@@ -113,7 +114,7 @@ def update_actor(
         if config.use_kl_loss:
             update.kl_losses.append(kl_loss)
         if config.entropy_coeff:
-            update.entropies.append(entropy)
+            update.entropy_bonuses.append(config.entropy_coeff * entropy)
         update.grad_norms.append(optimization.apply())
     return update
 
