@@ -21,7 +21,7 @@ from transformers import (
 from verl.config.schema import CriticConfig, ModelConfig, RewardModelConfig
 from verl.errors import ModelError
 from verl.models.lora import wrap_with_lora
-from verl.models.policy import PolicyModel, autocast, probe_plain_head
+from verl.models.policy import PolicyModel, autocast
 from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, check_folder, quiet_transformers, resolve_source
 from verl.models.value_model import ValueModel
@@ -79,7 +79,7 @@ def load_policy(
         _enable_gradient_checkpointing(transformer)
     network: nn.Module = wrap_with_lora(transformer, config.lora) if config.lora.rank > 0 else transformer
     network.train()
-    return _as_policy(network, transformer, config)
+    return PolicyModel.build(network, transformer, getattr(torch, config.dtype))
 
 
 def load_reference(
@@ -102,7 +102,7 @@ def load_reference(
     transformer = _load_transformer(AutoModelForCausalLM, source, config)
     check_vocabulary(transformer, tokenizer, source.location)
     transformer.to(device).requires_grad_(False).eval()  # type: ignore[arg-type]
-    return _as_policy(transformer, transformer, config)
+    return PolicyModel.build(transformer, transformer, getattr(torch, config.dtype))
 
 
 def load_critic(critic: CriticConfig, model: ModelConfig, device: torch.device | str) -> ValueModel:
@@ -179,10 +179,6 @@ def disable_dropout(config: PreTrainedConfig) -> None:
 
 def _enable_gradient_checkpointing(transformer: PreTrainedModel) -> None:
     transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def _as_policy(network: nn.Module, transformer: PreTrainedModel, config: ModelConfig) -> PolicyModel:
-    return PolicyModel(network, transformer, getattr(torch, config.dtype), probe_plain_head(transformer))
 
 
 def _load_transformer(auto_class: Any, source: ModelSource, config: ModelConfig) -> PreTrainedModel:

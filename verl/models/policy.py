@@ -24,33 +24,39 @@ _PROBE_TOLERANCE = 1e-4
 class PolicyModel:
     """A causal LM ready for training or scoring.
 
+    Build it with `PolicyModel.build`, after an adapter was added.
+
     Attributes:
         network: What is trained: the transformers model, or peft's wrapper around it.
         transformer: The transformers model itself (`network` without the wrapper; same weights).
+        decoder: The transformers model without its head.
+        head: Its LM head; a plain linear layer if `has_plain_head`.
         compute_dtype: float32, or bfloat16 (autocast over float32 weights).
+        device: Where the weights are.
         has_plain_head: Whether logits are `head(decoder output)` and nothing else, so that the head may be
             applied to chosen positions only. False with soft-capping, logit scales and the like.
     """
 
     network: nn.Module
     transformer: PreTrainedModel
+    decoder: nn.Module
+    head: nn.Linear
     compute_dtype: torch.dtype
+    device: torch.device
     has_plain_head: bool
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.transformer.device
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The model without its head."""
-        return self.transformer.get_decoder()
-
-    @property
-    def head(self) -> nn.Linear:
-        """The LM head; a plain linear layer if `has_plain_head`."""
-        return self.transformer.get_output_embeddings()  # type: ignore[return-value]
+    @classmethod
+    def build(cls, network: nn.Module, transformer: PreTrainedModel, compute_dtype: torch.dtype) -> PolicyModel:
+        """Looks the parts up and probes the head."""
+        return cls(
+            network=network,
+            transformer=transformer,
+            decoder=transformer.get_decoder(),
+            head=transformer.get_output_embeddings(),  # pyright: ignore[reportArgumentType]
+            compute_dtype=compute_dtype,
+            device=transformer.device,
+            has_plain_head=probe_plain_head(transformer),
+        )
 
     @property
     def max_positions(self) -> int | None:
