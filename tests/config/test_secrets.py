@@ -14,10 +14,13 @@ HEX_40 = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     "name",
     [
-        "password", "passwd", "db_password", "secret", "client_secret", "SECRET_KEY", "api_key", "apikey", "apiKey", "x-api-key",
+        "password", "passwd", "db_password", "secret", "client_secret", "SECRET_KEY", "api_key", "apikey", "apiKey",
+        "x-api-key",
         "OPENAI_API_KEY", "access_key", "AWS_SECRET_ACCESS_KEY", "private_key", "auth", "basic_auth", "authorization",
-        "Authorization", "credential", "credentials", "bearer", "token", "hf_token", "HF_TOKEN", "hfToken", "auth_token",
-        "--hf-token", "HUGGING_FACE_HUB_TOKEN", "trainer.wandb.api_key", "MLFLOW_TRACKING_PASSWORD", "API_KEY_2", "api_tokens",
+        "Authorization", "credential", "credentials", "bearer", "token", "hf_token", "HF_TOKEN", "hfToken",
+        "auth_token",
+        "--hf-token", "HUGGING_FACE_HUB_TOKEN", "trainer.wandb.api_key", "MLFLOW_TRACKING_PASSWORD", "API_KEY_2",
+        "api_tokens",
         "slack_bot_token", "password_value",
     ],
 )  # fmt: skip
@@ -28,10 +31,13 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "max_tokens", "token2text", "num_tokens", "tokenizer", "eos_token", "pad_token", "bos_token", "token_ids", "eos_token_id",
+        "max_tokens", "token2text", "num_tokens", "tokenizer", "eos_token", "pad_token", "bos_token", "token_ids",
+        "eos_token_id",
         "tokens", "tokens_per_second", "throughput/tokens_per_second", "max_new_tokens", "per_token", "kl_per_token",
-        "prompt_key", "key", "keys", "sort_key", "author", "authors", "monkey", "secretary", "passes", "compass", "password_file",
-        "api_key_env", "token_type_ids", "TOKENIZERS_PARALLELISM", "", "image_token", "stop_token", "SSH_AUTH_SOCK", "public_key",
+        "prompt_key", "key", "keys", "sort_key", "author", "authors", "monkey", "secretary", "passes", "compass",
+        "password_file",
+        "api_key_env", "token_type_ids", "TOKENIZERS_PARALLELISM", "", "image_token", "stop_token", "SSH_AUTH_SOCK",
+        "public_key",
     ],
 )  # fmt: skip
 def test_names_that_only_look_like_secrets(name: str) -> None:
@@ -192,7 +198,8 @@ def test_command_line_flags_and_their_values() -> None:
 SECRETS = st.sampled_from(
     [
         "sk-abcdEFGH1234567890abcd", "hf_abcdefghijklmnopqrst12", "AKIAIOSFODNN7EXAMPLE", "password=hunter2222",
-        "Bearer abcdef123456", "http://u:pw@h", "?token=abc", '"api_key": "v"', "--hf-token v", "-----BEGIN PRIVATE KEY-----",
+        "Bearer abcdef123456", "http://u:pw@h", "?token=abc", '"api_key": "v"', "--hf-token v",
+        "-----BEGIN PRIVATE KEY-----",
         "-----END PRIVATE KEY-----", "wandb key ", HEX_40, MASK, "\n", " ", "=", "'", '"', "://", "@",
     ]
 )  # fmt: skip
@@ -218,8 +225,10 @@ def test_prose_stays(text: str) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        "a", "key=", 'key="', "key='key=\"", "api_key=key", "--api-key ", "sk-", "://", "://a:", "a:", "eyJ", "eyJaaaaaaaa.", "bearer ",
-        "authorization: ", "?token=", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY----- ", "wandb key " + "a" * 39 + " ",
+        "a", "key=", 'key="', "key='key=\"", "api_key=key", "--api-key ", "sk-", "://", "://a:", "a:", "eyJ",
+        "eyJaaaaaaaa.", "bearer ",
+        "authorization: ", "?token=", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY----- ",
+        "wandb key " + "a" * 39 + " ",
         "token ", "password: ", "\n", "é", "İ", "+ ", "_", ".", "hf_",
     ],
 )  # fmt: skip
