@@ -1,0 +1,107 @@
+"""The console: a live table in a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from verl.config.environment import wants_color
+from verl.tracking.console_view import closing_lines, live_view, opening_line, step_line, validation_line
+from verl.tracking.feed_state import BROKEN, FEEDING, read_states
+from verl.tracking.logger import AlertLevel, RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.run_view import RunView, TrackerReport
+from verl.tracking.terminal_stream import terminal_stream
+from verl.tracking.terminal_text import one_line
+
+_SECONDS_BETWEEN_DRAWINGS = 0.25
+_LONGEST_MESSAGE = 300
+_LEVEL_STYLE = {"info": "dim", "warning": "yellow", "error": "bold red"}
+
+
+class ConsoleLogger(TrainerLogger):
+    """Draws the run on the user's terminal, at most four times a second.
+
+    Args:
+        stream: Where to write; nothing = standard output.
+        is_live: Draw a live table; nothing = if `stream` is a terminal that can, and colours are wanted.
+    """
+
+    shows: ClassVar[frozenset[str]] = frozenset({"metrics", "config", "alert", "rewind"})
+
+    def __init__(self, stream: TextIO | None = None, is_live: bool | None = None) -> None:
+        self._stream = stream
+        self._is_live = is_live
+        self._live: Live | None = None
+        self._next_drawing = 0.0
+
+    def open(self, run: TrackedRun) -> None:
+        stream = self._stream or terminal_stream()
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._view = RunView(run, started=time.time())
+        self._say(opening_line(run))
+        is_live = self._console.is_terminal and not self._console.is_dumb_terminal and wants_color()
+        if self._is_live if self._is_live is not None else is_live:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
+            self._live.start()
+
+    def progress(self, step: int) -> None:
+        self._view.reach(step - 1, time.time())
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._view.reach(step, self.moment.time)
+        self._view.take(metrics, step)
+        if not self._live and (line := step_line(self._view, metrics, step)):
+            self._say(line)
+        if line := validation_line(metrics, step):
+            self._say(line)
+
+    def log_config(self, config: dict[str, Any]) -> None:
+        """The console says where the configuration is (`config.yaml`), not all of it."""
+
+    def alert(self, title: str, text: str, level: AlertLevel) -> None:
+        message = one_line(f"{title}: {text}" if title else text, _LONGEST_MESSAGE)
+        if level != "info":
+            self._view.warn(message)
+        self._say(Text.assemble((f"{level}  " if level != "info" else "", _LEVEL_STYLE[level]), message))
+
+    def purge(self, to_step: int) -> None:
+        self._view.go_back(to_step)
+        self._say(Text(f"goes on from step {to_step}"))
+
+    def flush(self) -> None:
+        now = time.monotonic()
+        if self._live and now >= self._next_drawing:
+            self._draw(self._live)
+            self._next_drawing = max(now, time.monotonic()) + _SECONDS_BETWEEN_DRAWINGS
+
+    def finish(self, status: RunStatus) -> None:
+        if self._live:
+            self._draw(self._live)
+            self._live.stop()
+        for line in closing_lines(self._view, status, _reports(self._view.run), time.time()):
+            self._say(line)
+
+    def _draw(self, live: Live) -> None:
+        width, height = self._console.size
+        live.update(live_view(self._view, width, height, time.time()), refresh=True)
+
+    def _say(self, line: Text) -> None:
+        # A terminal gets wrapped lines; a file or pipe one line each, however long.
+        self._console.print(line, soft_wrap=self._live is None)
+
+
+def _reports(run: TrackedRun) -> list[TrackerReport]:
+    return [
+        TrackerReport(
+            name=state.tracker,
+            where=state.where,
+            failures=state.failures,
+            last_error=state.last_error,
+            is_complete=state.attempt == run.attempt and state.status not in (FEEDING, BROKEN),
+        )
+        for state in read_states(run.directory)
+    ]

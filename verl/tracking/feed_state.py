@@ -1,0 +1,95 @@
+"""How far a tracker has been fed: `relay/<tracker>.json`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from verl.journal import Cursor, RunDirectory
+
+FEEDING, BROKEN = "feeding", "broken"
+
+
+@dataclass(slots=True)
+class FeedState:
+    """State of one tracker's feed.
+
+    Attributes:
+        tracker: Its name.
+        attempt: Attempt that it is or was last fed for.
+        status: "feeding", the status it was finished with, or "broken" if it could not be opened.
+        cursor: Where reading goes on; everything before it was delivered and flushed.
+        seq: Number of the last record delivered.
+        delivered: Records given to the tracker so far.
+        failures: Records it could not take. last_error: Why the last one failed.
+        where: Command or address to look at it.
+        own: What the tracker wants back at its next `open`.
+    """
+
+    tracker: str
+    attempt: int = 1
+    status: str = FEEDING
+    cursor: Cursor = field(default_factory=Cursor)
+    seq: int = 0
+    delivered: int = 0
+    failures: int = 0
+    last_error: str = ""
+    where: str = ""
+    own: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """Count a failure."""
+        self.failures += 1
+        self.last_error = f"{what}: {type(error).__name__}: {error}"[:2000]
+
+    def save(self, path: Path) -> None:
+        """Replace the file atomically.
+
+        Raises:
+            OSError: The disk is full or the folder cannot be written.
+        """
+        raw = {**asdict(self), "cursor": orjson.loads(self.cursor.to_json())}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, tracker: str) -> Self:
+        """State in a file; a new one if there is none.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return cls(tracker)
+        try:
+            raw = orjson.loads(content)
+            cursor = Cursor.from_json(orjson.dumps(raw.pop("cursor")))
+            return cls(**{**raw, "cursor": cursor})
+        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}). Move it away to build this tracker anew from the journal"
+            ) from None
+
+
+def state_path(directory: RunDirectory, tracker: str) -> Path:
+    """File of a tracker's state; any name becomes a file name."""
+    return directory.relay_cursor(re.sub(r"[^\w.-]", "_", tracker))
+
+
+def read_states(directory: Path) -> list[FeedState]:
+    """States of all trackers of a run that can be read, by name."""
+    states = []
+    for path in sorted((directory / "relay").glob("*.json")):
+        try:
+            states.append(FeedState.load(path, path.stem))
+        except ValueError as error:
+            states.append(FeedState(path.stem, status=BROKEN, failures=1, last_error=str(error)))
+    return states

@@ -1,0 +1,112 @@
+"""The one table of trackers, and how a name becomes a tracker.
+
+A new built-in tracker is one file in `backends/` and one line here. Another package adds its own through the
+entry-point group `verl.loggers`:
+
+    [project.entry-points."verl.loggers"]
+    mytracker = "my_package.my_logger:MyLogger"
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from verl.config.nearest import nearest_name
+from verl.errors import TrackerError
+from verl.tracking.logger import TrainerLogger
+
+BUILTIN = {
+    "console": "verl.tracking.backends.console_logger:ConsoleLogger",
+    "tensorboard": "verl.tracking.backends.tensorboard_logger:TensorboardLogger",
+}
+
+IN_TRAINING_PROCESS = ("console",)
+"""Those drawn by the training process itself, on the user's own screen; all others are fed by the relay."""
+
+ENTRY_POINT_GROUP = "verl.loggers"
+
+ANNOUNCED = ("wandb", "mlflow", "swanlab", "trackio")
+"""Trackers that people ask for and that this version does not have; their names get a clear answer."""
+
+
+def tracker_locations() -> dict[str, str]:
+    """All trackers by name, with the `module:Class` that each is; a built-in name cannot be taken over."""
+    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return installed | BUILTIN
+
+
+def check_tracker(name: str) -> str:
+    """Check that a tracker exists, without importing it (its package may be large).
+
+    Args:
+        name: A name of the table, an entry point's, or `package.module:Class` of your own.
+
+    Returns:
+        Its `module:Class`.
+
+    Raises:
+        TrackerError: There is no such tracker, or its module is not installed.
+    """
+    locations = tracker_locations()
+    location = locations.get(name, name)
+    if ":" not in location:
+        raise _unknown(name, sorted(locations))
+    module = location.partition(":")[0]
+    try:
+        found = find_spec(module) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise TrackerError(f"tracker {name!r} is {location}, but there is no module {module!r}: install its package")
+    return location
+
+
+def load_tracker(name: str) -> type[TrainerLogger]:
+    """Import the class of a tracker.
+
+    Args:
+        name: As for `check_tracker`.
+
+    Raises:
+        TrackerError: There is no such tracker, its package is missing, or it is not a `TrainerLogger`.
+    """
+    location = check_tracker(name)
+    module_name, _, class_name = location.partition(":")
+    try:
+        loaded = getattr(importlib.import_module(module_name), class_name)
+    except ImportError as error:
+        raise TrackerError(f"tracker {name!r} ({location}) cannot be imported: {error}; install its package") from error
+    except AttributeError:
+        raise TrackerError(f"tracker {name!r}: module {module_name!r} has no {class_name!r}") from None
+    return check_class(loaded, name)
+
+
+def check_class(candidate: object, name: str) -> type[TrainerLogger]:
+    """Make sure that something is a usable tracker class.
+
+    Raises:
+        TrackerError: It is not a `TrainerLogger`, or lacks one of the two abstract methods.
+    """
+    if not (isinstance(candidate, type) and issubclass(candidate, TrainerLogger)):
+        raise TrackerError(f"tracker {name!r} is {candidate!r}; a tracker is a subclass of verl.tracking.TrainerLogger")
+    missing = sorted(candidate.__abstractmethods__)
+    if missing:
+        raise TrackerError(f"tracker {name!r} ({candidate.__qualname__}) lacks the method(s) {', '.join(missing)}")
+    return candidate
+
+
+def _unknown(name: str, available: list[str]) -> TrackerError:
+    names = ", ".join(available)
+    if name.lower() in ANNOUNCED:
+        return TrackerError(
+            f"tracker {name!r} is not part of this version. The journal in the run directory keeps everything that is "
+            f"logged, so nothing is lost by training without it. Available: {names}. Take it out of trainer.logger, or "
+            "write your own tracker and name it as package.module:Class (docs/tracking.md)"
+        )
+    nearest = nearest_name(name, available)
+    hint = f"Did you mean {nearest!r}? " if nearest else ""
+    return TrackerError(
+        f"unknown tracker {name!r} in trainer.logger. {hint}Available: {names}, or package.module:Class of your own"
+    )

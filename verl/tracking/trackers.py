@@ -1,0 +1,155 @@
+"""All trackers of one training process: the console, the relay, and the user's own objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from verl.errors import TrackerError
+from verl.journal import Record
+from verl.tracking.feed import Feed, FeedSource, FeedWorker
+from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.relay_process import CHECK_SECONDS, RelayProcess
+from verl.tracking.screen_feed import ScreenFeed
+from verl.tracking.table import IN_TRAINING_PROCESS, check_class, check_tracker, load_tracker
+
+Tracker = str | type[TrainerLogger] | TrainerLogger
+
+SCREEN_SECONDS = 3.0
+"""Longest time that the end of training waits for the terminal to take the summary."""
+
+
+class TrackerSet:
+    """Starts trackers, keeps them fed, and ends them.
+
+    Args:
+        trackers: Names, classes and objects.
+        source: The run.
+        is_inline: Feed all but the console in the calling thread, without a relay process.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], source: FeedSource, *, is_inline: bool) -> None:
+        self._source = source
+        named = list(dict.fromkeys(tracker for tracker in trackers if isinstance(tracker, str)))
+        self._on_screen = [name for name in named if name in IN_TRAINING_PROCESS]
+        self._by_relay = [] if is_inline else [name for name in named if name not in IN_TRAINING_PROCESS]
+        self._feeds = [Feed.by_name(name, source) for name in named if is_inline and name not in IN_TRAINING_PROCESS]
+        for tracker in trackers:
+            if not isinstance(tracker, str):
+                self._feeds.append(Feed(self._free_name(tracker), _maker(tracker), source))
+        self.names = self._on_screen + self._by_relay + [feed.name for feed in self._feeds]
+        self._is_inline = is_inline
+        self._screens: list[ScreenFeed] = []
+        self._workers: list[FeedWorker] = []
+        self._relay: RelayProcess | None = None
+        self._next_check = 0.0
+
+    @staticmethod
+    def check(trackers: Sequence[object]) -> None:
+        """Make sure that every tracker exists, before anything is started.
+
+        Raises:
+            TrackerError: One is unknown, not installed, or no tracker at all.
+        """
+        for tracker in trackers:
+            if isinstance(tracker, str):
+                check_tracker(tracker)
+            elif isinstance(tracker, type):
+                check_class(tracker, tracker.__qualname__)
+            elif not isinstance(tracker, TrainerLogger):
+                raise TrackerError(f"{tracker!r} is no tracker; give a name, or a TrainerLogger class or object")
+
+    def start(self) -> None:
+        """Open everything.
+
+        Raises:
+            JournalError: Inline, if another process still feeds one of the trackers.
+        """
+        for name in self._on_screen:
+            self._screens.append(ScreenFeed(load_tracker(name)(), self._opened_run()))
+        if self._by_relay:
+            self._relay = RelayProcess(self._source, self._by_relay)
+        if self._is_inline:
+            for feed in self._feeds:
+                feed.lock()
+            self._feeds = [feed for feed in self._feeds if feed.open()]
+        else:
+            self._workers = [FeedWorker(feed) for feed in self._feeds]
+            for worker in self._workers:
+                worker.start()
+
+    def push(self, record: Record) -> None:
+        """Take note of a record that was just written."""
+        for screen in self._screens:
+            screen.push(record)
+        if self._is_inline:
+            for feed in self._feeds:
+                while feed.pump():
+                    pass
+
+    def progress(self, step: int) -> None:
+        """Training begins a step."""
+        for screen in self._screens:
+            screen.progress(step)
+        if self._relay and time.monotonic() > self._next_check:
+            self._relay.check()
+            self._next_check = time.monotonic() + CHECK_SECONDS
+
+    def hurry(self) -> None:
+        """Deliver now rather than in a moment (the relay looks several times a second anyway)."""
+        for worker in self._workers:
+            worker.hurry()
+
+    def finish(self, status: RunStatus, error: str | None, seconds: float) -> list[str]:
+        """Wait, but not for ever, until everything is delivered; then close the console.
+
+        Args:
+            status: How the run ended; its `finish` record is written already.
+            error: What went wrong.
+            seconds: Longest wait for the trackers.
+
+        Returns:
+            What people should know about trackers that are not complete.
+        """
+        problems = []
+        deadline = time.monotonic() + seconds
+        self.hurry()
+        if self._relay and not self._relay.wait(seconds):
+            problems.append(f"the relay (process {self._relay.pid}) is still delivering; see relay/relay.log")
+        for worker in self._workers:
+            if not worker.join(max(0.0, deadline - time.monotonic())):
+                problems.append(f"tracker {worker.feed.name!r} did not take everything in {seconds:.0f} s")
+        if self._is_inline:
+            for feed in self._feeds:
+                feed.finish(status)
+        for screen in self._screens:
+            if not screen.finish(status, error, SCREEN_SECONDS):
+                problems.append("the terminal does not take any output; the console was left behind")
+            elif screen.failures:
+                problems.append(f"the console could not show {screen.failures} things, the last: {screen.last_error}")
+        return problems
+
+    def _opened_run(self) -> TrackedRun:
+        directory = self._source.directory
+        info = directory.info
+        return TrackedRun(
+            info.run_id,
+            info.project,
+            info.experiment,
+            directory.path,
+            self._source.attempt,
+            self._source.total_steps,
+        )
+
+    def _free_name(self, tracker: TrainerLogger | type[TrainerLogger]) -> str:
+        kind = tracker if isinstance(tracker, type) else type(tracker)
+        taken = {feed.name for feed in self._feeds}
+        name, number = kind.__name__, 1
+        while name in taken:
+            number += 1
+            name = f"{kind.__name__}-{number}"
+        return name
+
+
+def _maker(tracker: TrainerLogger | type[TrainerLogger]) -> Callable[[], TrainerLogger]:
+    return tracker if isinstance(tracker, type) else lambda: tracker

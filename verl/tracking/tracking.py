@@ -1,0 +1,234 @@
+"""What a training loop holds: everything it logs goes to the journal, and from there to every tracker.
+
+with Tracking("stocks", "first try", ["console", "tensorboard"], config={"lr": 1e-3}, total_steps=100) as tracking:
+    for step in range(1, 101):
+        tracking.log_metrics({"loss/policy_loss": loss}, step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel
+
+from verl.config.environment import resolve_log_dir
+from verl.config.schema import PPOConfig, TrainerConfig
+from verl.config.show import changed_keys
+from verl.journal import JournalWriter, Kind, RunDirectory
+from verl.tracking.feed import FeedSource
+from verl.tracking.logger import AlertLevel, TrainerLogger
+from verl.tracking.metrics import MetricBuffer
+from verl.tracking.recorder import Recorder
+from verl.tracking.trackers import Tracker, TrackerSet
+from verl.tracking.writer import Writer
+
+FINISH_SECONDS = 15.0
+"""Longest time that the end of training waits for trackers; the relay goes on without it."""
+
+EndStatus = Literal["finished", "failed", "killed"]
+
+
+class Tracking(Recorder):
+    """The journal of a run and the trackers fed from it.
+
+    Whatever a tracker does, no call here raises for it or waits for it; the only error after the start is
+    `JournalError`, when the run directory cannot be written.
+
+    Args:
+        project_name: Project.
+        experiment_name: Name of the run for people.
+        default_backend: Trackers: names, `package.module:Class`, or your own `TrainerLogger` classes or objects
+            (these are fed by a thread of this process); nothing = the default of `trainer.logger`.
+        config: Configuration to record: a mapping or pydantic model.
+        log_dir: Run directory; nothing = `VERL_LOG_DIR`, else `logs/<YYYYmmdd_HHMMSS>`.
+        total_steps: Steps of the run, if known.
+        async_log: Feed trackers from a relay process (default), or here, in each call, for debugging.
+        opened: A run directory whose attempt this process has started already, with the attempt's number.
+
+    Attributes:
+        metrics: Samples of metrics until they are logged (`metrics.add`, `metrics.reduce`).
+        writer: The methods of TensorBoard's `SummaryWriter`, for every tracker.
+        step: The step last begun or logged.
+        run_directory: The run directory.
+
+    Raises:
+        TrackerError: A tracker is unknown or not installed.
+        JournalError: The run directory cannot be written, or another process uses it.
+    """
+
+    def __init__(
+        self,
+        project_name: str,
+        experiment_name: str,
+        default_backend: Tracker | Sequence[Tracker] | None = None,
+        config: BaseModel | Mapping[str, Any] | None = None,
+        *,
+        log_dir: str | None = None,
+        total_steps: int | None = None,
+        async_log: bool | None = None,
+        opened: tuple[RunDirectory, int] | None = None,
+    ) -> None:
+        defaults = TrainerConfig()
+        backends = defaults.logger if default_backend is None else default_backend
+        trackers = [backends] if isinstance(backends, str | type | TrainerLogger) else list(backends)
+        TrackerSet.check(trackers)
+        directory, attempt = opened or _new_attempt(project_name, experiment_name, log_dir)
+        super().__init__(directory.path)
+        self.run_directory = directory
+        self.metrics = MetricBuffer()
+        self.writer = Writer(self)
+        self._attempt = attempt
+        self._logged_config: Mapping[str, Any] | None = None
+        self._is_finished = False
+        is_inline = not (defaults.async_log if async_log is None else async_log)
+        try:
+            self._journal = JournalWriter(directory, attempt=attempt)
+            self._trackers = TrackerSet(trackers, FeedSource(directory, attempt, total_steps), is_inline=is_inline)
+            self._begin(project_name, experiment_name, total_steps)
+        except BaseException:
+            directory.finish_attempt("failed", attempt)
+            raise
+        if config is not None:
+            self.log_config(config)
+
+    def _begin(self, project: str, experiment: str, total_steps: int | None) -> None:
+        try:
+            self._journal.append(
+                Kind.RUN,
+                None,
+                run_id=self.run_directory.run_id,
+                project=project,
+                experiment=experiment,
+                total_steps=total_steps,
+                trackers=self._trackers.names,
+                run_dir_name=self.home.name,
+            )
+            self._trackers.start()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    @classmethod
+    def start(
+        cls,
+        run_directory: RunDirectory,
+        config: PPOConfig,
+        *,
+        total_steps: int | None,
+        attempt: int,
+        loggers: Sequence[Tracker] = (),
+    ) -> Self:
+        """Begin tracking as a trainer does, in a run directory whose attempt has been started.
+
+        Args:
+            run_directory: The run.
+            config: Its configuration, recorded at once.
+            total_steps: Steps of the run.
+            attempt: Number from `RunDirectory.start_attempt`.
+            loggers: Your own trackers, in addition to `config.trainer.logger`.
+
+        Raises:
+            TrackerError, JournalError: As the class.
+        """
+        info = run_directory.info
+        return cls(
+            info.project,
+            info.experiment,
+            [*config.trainer.logger, *loggers],
+            config,
+            total_steps=total_steps,
+            async_log=config.trainer.async_log,
+            opened=(run_directory, attempt),
+        )
+
+    def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
+        """The same as `log_metrics`."""
+        self.log_metrics(data, step)
+
+    def log_config(self, config: BaseModel | Mapping[str, Any]) -> None:
+        """Record the resolved configuration (secrets are masked); the same one again changes nothing."""
+        content = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
+        if content == self._logged_config:
+            return
+        self._logged_config = content
+        changed = changed_keys(config) if isinstance(config, PPOConfig) else {}
+        self._append(Kind.CONFIG, None, config=content, changed=changed)
+
+    def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
+        """Tell people, in every tracker, something that they should look at."""
+        self._append(Kind.ALERT, self.step, title=str(title), text=str(text), level=level)
+
+    def rewind(self, to_step: int) -> None:
+        """Say that training goes on from an earlier step: what was logged after it is superseded."""
+        self.step = int(to_step)
+        self._append(Kind.REWIND, self.step, to=self.step)
+
+    def progress(self, step: int) -> None:
+        """Say that a step begins, logged or not. Costs next to nothing."""
+        self.step = int(step)
+        self._trackers.progress(self.step)
+
+    def flush(self) -> None:
+        self._trackers.hurry()
+
+    def sync(self) -> None:
+        """Return when everything logged so far is on the disk.
+
+        Raises:
+            JournalError: The disk failed.
+        """
+        self._journal.sync()
+
+    def finish(self, status: EndStatus, error: str | None = None) -> None:
+        """Record how the run ended, give trackers a bounded time, and print the summary. Again: does nothing.
+
+        Args:
+            status: finished, failed or killed.
+            error: What went wrong, in words.
+
+        Raises:
+            JournalError: The end could not be recorded; everything is closed all the same.
+        """
+        if self._is_finished:
+            return
+        self._is_finished = True
+        try:
+            self._append(Kind.FINISH, self.step, status=status, error=error)
+            self._journal.sync()
+        finally:
+            try:
+                for problem in self._trackers.finish(status, error, FINISH_SECONDS):
+                    self._journal.append(Kind.NOTE, None, text=problem, level="warning")
+            finally:
+                self._journal.close()
+                self.run_directory.finish_attempt(status, self._attempt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish("finished")
+        else:
+            status: EndStatus = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.finish(status, f"{type(error).__name__}: {error}")
+
+    def _append(self, kind: str, step: int | None, **fields: Any) -> None:
+        self._trackers.push(self._journal.append(kind, step, **fields))
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    trainer: TrainerConfig
+
+
+def _new_attempt(project: str, experiment: str, log_dir: str | None) -> tuple[RunDirectory, int]:
+    path = resolve_log_dir(_Settings(TrainerConfig(log_dir=log_dir)), datetime.now())
+    directory = RunDirectory.create(path, project=project, experiment=experiment)
+    return directory, directory.start_attempt()
