@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from verl.models.batching import ModelBatch
 from verl.models.policy import autocast
+from verl.models.source import quiet_transformers
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -48,7 +49,8 @@ class ValueModel(nn.Module):
 
     def save_pretrained(self, path: str | Path) -> None:
         """Writes a folder that `load_critic` reads: the backbone as transformers does, the head beside it."""
-        self.backbone.save_pretrained(path)
+        with quiet_transformers():
+            self.backbone.save_pretrained(path)
         save_file({name: value.detach().cpu() for name, value in self.value_head.state_dict().items()}, _head(path))
 
     def load_head(self, path: str | Path) -> None:

@@ -169,6 +169,7 @@ class PPOTrainer:
         if self._run.checkpoint is not None:
             for warning in self._state().load(self._run.checkpoint):
                 self._warn(warning)
+            self._async.run(parts.engine.update_weights(self._done_steps))
         self._hooks.run("on_train_start", self, {"total_steps": self.total_steps, "start_step": self._done_steps})
         if self._done_steps == 0:
             if config.log_embeddings:
