@@ -144,6 +144,6 @@ class PromptDataset(Sequence[Prompt]):
             content = [row.messages, row.data_source, row.ground_truth, row.extra_info]
             digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
             digest.update(b"\n")
-        digest.update(self._ends.astype("<i8", copy=False))
-        digest.update(self._flat_ids.astype("<i4", copy=False))
+        digest.update(self._ends.astype("<i8", copy=False).data)
+        digest.update(self._flat_ids.astype("<i4", copy=False).data)
         return digest.hexdigest()

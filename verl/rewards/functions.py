@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ def _import_file(source: str, setting: str) -> ModuleType:
     path = path.resolve()
     _allow_imports_from(path.parent)
     # Not under its own name: a file called json.py must not replace that module for everybody.
-    name = f"verl_reward_file_{path.stem}"
+    name = f"verl_reward_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{setting}.path: {source!r} cannot be imported as Python.")

@@ -15,6 +15,7 @@ class RewardInput:
 
     Attributes:
         index: Row of the prompt in its data set, for messages.
+        origin: File and row of the prompt (`PromptDataset.origin`), for messages; may be empty.
         messages: The conversation before the response.
         prompt: The rendered prompt.
         response: Decoded response.
@@ -29,6 +30,7 @@ class RewardInput:
     finish_reason: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

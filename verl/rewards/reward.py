@@ -92,15 +92,11 @@ class RewardComputer:
 
             tasks = [asyncio.ensure_future(job(f, sample)) for sample in samples for f in self.functions]
             try:
-                if tasks:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                await _first_failure_or_all(tasks)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            for task in tasks:
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    raise error
             flat = iter([task.result() for task in tasks])
             return [[next(flat) for _ in self.functions] for _ in samples]
 
@@ -139,6 +135,27 @@ class RewardComputer:
                 "Add a function for this data source, or remove its rows from the data."
             )
         return RewardResult(math.fsum(terms), parts, details)
+
+
+async def _first_failure_or_all(tasks: Sequence[asyncio.Task[_Outcome]]) -> None:
+    """Waits for all tasks, or raises the error of the first failing one in their order.
+
+    After a failure the later tasks are cancelled and the earlier ones awaited, so the error is the
+    one that calling them one after the other would give.
+    """
+    failed: int | None = None
+    pending = set(tasks)
+    while pending:
+        await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        failures = (i for i, task in enumerate(tasks) if task.done() and not task.cancelled() and task.exception())
+        failed = next(failures, None)
+        if failed is None:
+            return
+        for task in tasks[failed + 1 :]:
+            task.cancel()
+        pending = {task for task in tasks[:failed] if not task.done()}
+    if failed is not None:
+        tasks[failed].result()
 
 
 async def _evaluate(function: RewardFunction, sample: RewardInput, pool: ThreadPoolExecutor | None = None) -> _Outcome:
@@ -224,7 +241,8 @@ def _raised(function: RewardFunction, sample: RewardInput, error: BaseException)
 def _describe(sample: RewardInput) -> str:
     text = sample.response
     shown = repr(text) if len(text) <= _SHOWN_RESPONSE else f"{text[:_SHOWN_RESPONSE]!r}... ({len(text)} characters)"
-    return f"data source {sample.data_source!r}, row {sample.index}, response {shown}"
+    origin = f" ({sample.origin})" if sample.origin else ""
+    return f"data source {sample.data_source!r}, row {sample.index}{origin}, response {shown}"
 
 
 def _shown(value: Any) -> str:
