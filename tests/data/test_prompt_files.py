@@ -266,6 +266,8 @@ BAD_LINES = {
     '{"prompt": "a"': "malformed JSON at character 14: Expecting ',' delimiter; the line: '{\"prompt\": \"a\"'",
     '["a"]': "a list (['a']) where one JSON object per line is needed",
     '"a"': "a str ('a') where one JSON object per line is needed",
+    r'{"prompt": "half \ud83d"}': "half of a surrogate pair ('\\ud83d'), which is not valid Unicode; the line: ",
+    r'{"prompt": "a", "extra_info": {"b": ["\udc00"]}}': "half of a surrogate pair ('\\udc00')",
     "[" * 100_000: "malformed JSON: nested too deeply",
     '{"prompt": ' + "1" * 5000 + "}": "malformed JSON: Exceeds the limit",
 }
@@ -305,7 +307,6 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ),
     ('[{"role": "user", "content": "a"}]', "'prompt' is a text that spells a list of messages"),
     ("[{'content': 'a', 'role': 'user'}]", "'prompt' is a text that spells a list of messages"),
-    ("half \ud83d", "'prompt' holds half of a surrogate pair ('\\ud83d' at character 5)"),
 ]
 
 
@@ -334,6 +335,20 @@ def test_a_malformed_other_column_is_reported(write_rows, suffix, row, reason):
 def test_a_parquet_row_is_reported_with_its_number(write_rows):
     path = write_rows("a.parquet", [{"prompt": "a"}, {"prompt": None}])
     assert error_of(path).startswith(f"{path}, row 1 (counted from 0): 'prompt' is None")
+
+
+def test_a_parquet_text_that_is_not_utf8_is_reported_with_its_row(tmp_path):
+    path = tmp_path / "a.parquet"
+    prompts = pa.array([b"good", b"caf\xe9", b"too"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"prompt": prompts}), path)
+    assert error_of(path).startswith(f"{path}, row 1 (counted from 0): a text is not UTF-8: byte 0xe9 in b'caf\\xe9'")
+    assert [row.place[:5] for row in read(path, bad_rows="skip").rows] == ["row 0", "row 2"]
+
+
+def test_whole_surrogate_pairs_are_one_character(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"prompt": "\ud83d\ude00"}')
+    assert read(path).rows[0].messages[0]["content"] == "\U0001f600"
 
 
 def test_parquet_numbers_as_prompts_are_reported(write_rows):

@@ -36,7 +36,7 @@ def read_parquet(path: Path, prompt_key: str) -> Iterator[RawRow]:
             columns = [name for name in names if name in wanted]
             number = 0
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                for row in batch.to_pylist(maps_as_pydicts="lossy"):
+                for row in _batch_rows(batch):
                     yield f"row {number} (counted from 0)", row
                     number += 1
     except (pa.ArrowException, OSError) as error:
@@ -45,6 +45,19 @@ def read_parquet(path: Path, prompt_key: str) -> Iterator[RawRow]:
             "The file may be cut off or of another format; write it again, or check its first and last four bytes "
             "(PAR1 in every Parquet file)."
         ) from error
+
+
+def _batch_rows(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any] | BadRowError]:
+    try:
+        yield from batch.to_pylist(maps_as_pydicts="lossy")
+    except UnicodeDecodeError:  # raised before the first row is given, so no row comes twice
+        for number in range(batch.num_rows):
+            try:
+                yield batch.slice(number, 1).to_pylist(maps_as_pydicts="lossy")[0]
+            except UnicodeDecodeError as error:
+                yield BadRowError(
+                    f"a text is not UTF-8: byte 0x{error.object[error.start]:02x} in {error.object[:40]!r}"
+                )
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -92,12 +105,23 @@ def _parse_line(line: bytes) -> Mapping[str, Any] | BadRowError:
         return BadRowError(f"malformed JSON: nested too deeply; the line: {_show(line)}")
     except ValueError as error:  # an integer of thousands of digits
         return BadRowError(f"malformed JSON: {error}; the line: {_show(line)}")
+    if b"\\u" in line and (half := _half_of_a_pair(value)):
+        return BadRowError(f"half of a surrogate pair ({half!a}), which is not valid Unicode; the line: {_show(line)}")
     if not isinstance(value, dict):
         return BadRowError(
             f"a {type(value).__name__} ({shorten(value)}) where one JSON object per line is needed, "
             'such as {"prompt": "..."}'
         )
     return value
+
+
+def _half_of_a_pair(value: Any) -> str | None:
+    """Finds a character that JSON can spell and no file, tokenizer or tracker can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return error.object[error.start]
+    return None
 
 
 def _show(line: bytes) -> str:

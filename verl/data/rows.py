@@ -35,7 +35,8 @@ class BadRows:
 
     file: str
     policy: Literal["error", "skip"]
-    _found: list[tuple[str, str]] = field(default_factory=list)
+    _count: int = 0
+    _first: list[str] = field(default_factory=list)
 
     def add(self, place: str, reason: str) -> None:
         """Counts a bad row, or stops.
@@ -48,7 +49,9 @@ class BadRows:
                 f"{self.file}, {place}: {reason}\n"
                 "Correct the row, or set data.bad_rows=skip to leave such rows out with a warning."
             )
-        self._found.append((place, reason))
+        self._count += 1
+        if len(self._first) < _NAMED_ROWS:
+            self._first.append(f"{place}: {reason}")
 
     def raise_if_all(self, num_rows: int) -> None:
         """Stops when no row is left.
@@ -56,18 +59,16 @@ class BadRows:
         Raises:
             DataError: All `num_rows` rows are bad.
         """
-        if self._found and len(self._found) >= num_rows:
-            place, reason = self._found[0]
-            raise DataError(f"{self.file}: all {num_rows} rows are malformed. The first: {place}: {reason}")
+        if self._count and self._count >= num_rows:
+            raise DataError(f"{self.file}: all {num_rows} rows are malformed. The first: {self._first[0]}")
 
     def warning(self, num_rows: int) -> str | None:
         """Gives the one sentence for this file, or None if all its rows are good."""
-        if not self._found:
+        if not self._count:
             return None
-        named = "; ".join(f"{place}: {reason}" for place, reason in self._found[:_NAMED_ROWS])
-        more = len(self._found) - _NAMED_ROWS
-        tail = f"; and {more} more" if more > 0 else ""
-        return f"{self.file}: skipped {len(self._found)} of {num_rows} rows as malformed: {named}{tail}"
+        more = self._count - len(self._first)
+        tail = f"; and {more} more" if more else ""
+        return f"{self.file}: skipped {self._count} of {num_rows} rows as malformed: {'; '.join(self._first)}{tail}"
 
 
 def parse_row(raw: Mapping[str, Any], *, file: str, place: str, stem: str, prompt_key: str) -> Row:
@@ -152,13 +153,6 @@ def _message(item: Any, name: str) -> dict[str, Any]:
 def _check_text(text: str, name: str) -> None:
     if not text.strip():
         raise BadRowError(f"{name} is empty" if not text else f"{name} holds only white space ({shorten(text)})")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRowError(
-            f"{name} holds half of a surrogate pair ({text[error.start]!a} at character {error.start}), "
-            "which is not valid Unicode"
-        ) from None
 
 
 def _data_source(value: Any, stem: str) -> str:
