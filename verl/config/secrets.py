@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl.config.secret_names import is_secret_name
 from verl.config.secret_shapes import MASK, mask_shapes
 
-__all__ = ["MASK", "is_secret_name", "mask", "mask_command_line", "mask_text"]
+__all__ = ["MASK", "is_secret_name", "mask", "mask_command_line", "mask_text", "masked_keys"]
 
 _SHORTEST_SECRET = 5
 _SHORTEST_ENVIRONMENT_VALUE = 8
@@ -40,6 +40,11 @@ def mask_text(text: str) -> str:
     return _masked_text(text, _environment_secrets())
 
 
+def masked_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Key -> the key with secrets masked; different keys stay different."""
+    return _masked_keys(keys, _environment_secrets())
+
+
 def mask_command_line(arguments: Sequence[str]) -> list[str]:
     """Arguments of a command with secrets masked, also those that follow their flag."""
     return _masked_items(arguments, _environment_secrets(), 0)
@@ -60,16 +65,25 @@ def _masked(value: Any, known: tuple[str, ...], depth: int) -> Any:
 
 
 def _masked_mapping(value: Mapping[Any, Any], known: tuple[str, ...], depth: int) -> dict[Any, Any]:
-    masked: dict[Any, Any] = {}
-    for key, item in value.items():
-        if not isinstance(key, str):
-            masked[key] = _masked(item, known, depth + 1)
-            continue
-        name = _masked_text(key, known)
-        while name in masked:  # two keys that are both secrets
+    names = _masked_keys(value, known)
+    return {
+        names[key]: _masked_whole(item, key, depth + 1)
+        if isinstance(key, str) and is_secret_name(key)
+        else _masked(item, known, depth + 1)
+        for key, item in value.items()
+    }
+
+
+def _masked_keys(keys: Iterable[Any], known: tuple[str, ...]) -> dict[Any, Any]:
+    names: dict[Any, Any] = {}
+    taken = set()
+    for key in keys:
+        name = _masked_text(key, known) if isinstance(key, str) else key
+        while name in taken:  # two keys that are both secrets
             name += "*"
-        masked[name] = _masked_whole(item, key, depth + 1) if is_secret_name(key) else _masked(item, known, depth + 1)
-    return masked
+        taken.add(name)
+        names[key] = name
+    return names
 
 
 def _masked_items(items: Sequence[Any], known: tuple[str, ...], depth: int) -> list[Any]:

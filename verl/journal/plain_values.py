@@ -97,17 +97,25 @@ def number_from_json(value: Any) -> Any:
     return [number_from_json(item) for item in value] if type(value) is list else value
 
 
-def are_plain_numbers(values: Mapping[str, Any]) -> bool:
-    """Whether all values are `float` or `int` themselves (not bool, not a subclass)."""
-    return set(map(type, values.values())) <= _NUMBER_TYPES
+def are_finite(values: Mapping[str, Any]) -> bool:
+    """Whether all values are finite `float`, `int` or `bool`: one C loop, False may be a false alarm.
 
-
-def are_finite(values: Mapping[str, float]) -> bool:
-    """Whether plain numbers are finite and so is their sum: one C loop, False may be a false alarm."""
+    Anything non-finite or of another type shows in the sum.
+    """
     try:
-        return math.isfinite(sum(values.values()))
-    except OverflowError:
+        total = sum(values.values())
+        return type(total) in _NUMBER_TYPES and math.isfinite(total)
+    except (TypeError, OverflowError, RuntimeWarning):
         return False
+
+
+def are_numbers(values: Mapping[str, Any]) -> bool:
+    """Whether all values, read from JSON, are numbers (or true and false)."""
+    try:
+        sum(values.values())
+    except TypeError:
+        return False
+    return True
 
 
 def metric_number(key: str, value: Any) -> float | int:

@@ -19,7 +19,7 @@ import orjson
 
 from verl.journal.plain_values import (
     are_finite,
-    are_plain_numbers,
+    are_numbers,
     metric_number,
     number_as_json,
     number_from_json,
@@ -125,52 +125,65 @@ def encode(record: Record) -> bytes:
     """Bytes of a record: one JSON line with its newline.
 
     Raises:
-        ValueError: A field has a reserved name, is missing, or a metric is not a number.
+        ValueError: A field has a reserved name or is missing, or a metric is not a number.
     """
-    body = encode_fields(record.kind, plain_fields(record.kind, record.fields))
+    if record.kind == Kind.METRICS:
+        _, body = encode_metrics(record.fields)
+    else:
+        body = encode_event(record.kind, plain_event(record.kind, record.fields))
     return encode_line(record.seq, record.t, record.attempt, record.kind, record.step, body)
 
 
-def plain_fields(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as a reader will see them: JSON's types, and true non-finite numbers where only numbers stand.
+def encode_metrics(fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Fields of a metrics record as a reader will see them, and their JSON.
 
     Raises:
-        ValueError: A field has a reserved name, is missing, or a metric is not a number.
+        ValueError: A field has a reserved name or is missing, or a metric is not a number.
     """
+    metrics = fields.get("metrics")
+    if type(metrics) is not dict and not isinstance(metrics, Mapping):
+        raise ValueError(f"A metrics record needs a dictionary of numbers as field 'metrics', not {metrics!r:.200}.")
+    others: dict[str, Any] = {}
+    if len(fields) > 1:
+        _check_names(fields)
+        others = plain({name: value for name, value in fields.items() if name != "metrics"})
+    if type(metrics) is dict and are_finite(metrics):  # the usual case: JSON takes them as they are
+        kept = {**others, "metrics": metrics.copy()}
+        try:
+            body = orjson.dumps(kept)
+        except TypeError:  # keys that are no text, whole numbers beyond 64 bits
+            pass
+        else:
+            if b":true" not in body and b":false" not in body:
+                return kept, body
+    kept = {**others, "metrics": {str(key): metric_number(key, value) for key, value in metrics.items()}}
+    written = {key: number_as_json(value) for key, value in kept["metrics"].items()}
+    return kept, orjson.dumps(plain({**others, "metrics": written}))
+
+
+def plain_event(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of any other record as a reader will see them: a copy in JSON's types.
+
+    Raises:
+        ValueError: A field has a reserved name or is missing.
+    """
+    _check_names(fields)
+    if kind == Kind.REWIND and type(fields.get("to")) is not int:
+        raise ValueError(f"A rewind record needs the step to go back to as field 'to', not {fields.get('to')!r}.")
+    kept = plain(fields)
+    _restore_non_finite(kind, kept)
+    return kept
+
+
+def encode_event(kind: str, fields: dict[str, Any]) -> bytes:
+    """JSON object of fields that `plain_event` made."""
+    return orjson.dumps(plain(fields) if kind == Kind.HISTOGRAM else fields)
+
+
+def _check_names(fields: Mapping[str, Any]) -> None:
     if not _RESERVED.isdisjoint(fields):
         names = ", ".join(sorted(_RESERVED & fields.keys()))
         raise ValueError(f"A record field cannot be named {names}: the writer sets {', '.join(sorted(_RESERVED))}.")
-    if kind == Kind.METRICS:
-        return _plain_metrics(fields)
-    if kind == Kind.REWIND and type(fields.get("to")) is not int:
-        raise ValueError(f"A rewind record needs the step to go back to as field 'to'; it has {dict(fields)}.")
-    converted = plain(fields)
-    _restore_non_finite(kind, converted)
-    return converted
-
-
-def _plain_metrics(fields: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = fields.get("metrics")
-    if not isinstance(metrics, Mapping):
-        raise ValueError(f"A metrics record needs a dictionary of numbers as field 'metrics'; it has {dict(fields)}.")
-    others = plain({name: value for name, value in fields.items() if name != "metrics"}) if len(fields) > 1 else {}
-    if type(metrics) is not dict or not are_plain_numbers(metrics):
-        metrics = {str(key): metric_number(key, value) for key, value in metrics.items()}
-    return {**others, "metrics": metrics}
-
-
-def encode_fields(kind: str, fields: dict[str, Any]) -> bytes:
-    """JSON object of fields that `plain_fields` made."""
-    if kind == Kind.METRICS and not are_finite(fields["metrics"]):
-        fields = {**fields, "metrics": {key: number_as_json(value) for key, value in fields["metrics"].items()}}
-    elif kind == Kind.HISTOGRAM:
-        fields = plain(fields)
-    try:
-        return orjson.dumps(fields)
-    except TypeError:  # a key that is no valid text, a whole number beyond 64 bits
-        if kind == Kind.METRICS:
-            fields = {**fields, "metrics": {key: float(value) for key, value in fields["metrics"].items()}}
-        return orjson.dumps(plain(fields))
 
 
 def encode_line(seq: int, t: float, attempt: int, kind: str, step: int | None, body: bytes) -> bytes:
@@ -204,7 +217,7 @@ def decode(line: bytes) -> Record:
         raise MalformedRecordError("t must be a number and step a whole number or null")
     if b'"NaN"' in line or b'Infinity"' in line:
         _restore_non_finite(kind, raw)
-    if kind == Kind.METRICS and not (type(raw.get("metrics")) is dict and are_plain_numbers(raw["metrics"])):
+    if kind == Kind.METRICS and not (type(raw.get("metrics")) is dict and are_numbers(raw["metrics"])):
         raise MalformedRecordError("metrics must be an object of numbers")
     return Record(v, seq, float(t), attempt, kind, step, raw)
 

@@ -18,6 +18,7 @@ from verl.journal.files import replace_file
 from verl.journal.locks import OwnedLock, short_lock
 from verl.journal.processes import ProcessIdentity
 from verl.journal.run_info import RUNNING, STATUSES, Attempt, RunInfo
+from verl.journal.segments import last_attempt
 
 
 class RunDirectory:
@@ -184,10 +185,13 @@ class RunDirectory:
         """
         self._lock.acquire()
         try:
-            earlier = len(self._read().attempts)
+            # The journal may know attempts that run.json does not, if that was lost and made anew.
+            earlier = max([last_attempt(self.journal), *(attempt.number for attempt in self._read().attempts)])
             if earlier and resumed_from is None:
                 self.supersede(earlier)
-            self._started = self._update(lambda info: _with_attempt(info, resumed_from)).attempts[-1].number
+            self._started = earlier + 1
+            attempt = _new_attempt(self._started, resumed_from)
+            self._update(lambda info: dataclasses.replace(info, attempts=(*info.attempts, attempt)))
         except BaseException:
             self._lock.release()
             raise
@@ -250,11 +254,10 @@ class RunDirectory:
         return info
 
 
-def _with_attempt(info: RunInfo, resumed_from: str | os.PathLike[str] | None) -> RunInfo:
+def _new_attempt(number: int, resumed_from: str | os.PathLike[str] | None) -> Attempt:
     process = ProcessIdentity.current()
     source = None if resumed_from is None else os.fspath(resumed_from)
-    attempt = Attempt(len(info.attempts) + 1, process.since, process.pid, process.host, resumed_from=source)
-    return dataclasses.replace(info, attempts=(*info.attempts, attempt))
+    return Attempt(number, process.since, process.pid, process.host, resumed_from=source)
 
 
 def _with_tracker(info: RunInfo, name: str, ids: dict[str, Any]) -> RunInfo:
@@ -263,11 +266,15 @@ def _with_tracker(info: RunInfo, name: str, ids: dict[str, Any]) -> RunInfo:
 
 
 def _with_status(info: RunInfo, number: int | None, status: str, path: Path) -> RunInfo:
-    number = len(info.attempts) if number is None else number
-    if not 1 <= number <= len(info.attempts):
-        raise JournalError(f"{path} has no attempt {number}; it has {len(info.attempts)}.")
-    ended = dataclasses.replace(info.attempts[number - 1], status=status, ended=time.time())
-    return dataclasses.replace(info, attempts=(*info.attempts[: number - 1], ended, *info.attempts[number:]))
+    numbers = [attempt.number for attempt in info.attempts]
+    if not numbers or (number is not None and number not in numbers):
+        raise JournalError(f"{path} has no attempt {number or 1}; it has {numbers or 'none'}.")
+    chosen = numbers[-1] if number is None else number
+    attempts = tuple(
+        dataclasses.replace(attempt, status=status, ended=time.time()) if attempt.number == chosen else attempt
+        for attempt in info.attempts
+    )
+    return dataclasses.replace(info, attempts=attempts)
 
 
 def _new_run_id() -> str:

@@ -1,8 +1,10 @@
 """Segment files of a journal: their names, their order, and their ends.
 
-metrics-rank0.jsonl      first segment of the metrics stream of writer rank0
-metrics-rank0.1.jsonl    second: a full segment is never renamed, the next number is begun
-metrics-rank0.jsonl.torn bytes of a torn last line, kept when it was cut off
+    metrics-rank0.jsonl       first segment of the metrics stream of writer rank0
+    metrics-rank0.1.jsonl     second: a full segment is never renamed, the next number is begun
+    metrics-rank0.jsonl.torn  bytes of a torn last line, kept when it was cut off
+
+Order is by number; the numbers of a stream have no gaps unless someone deleted a segment.
 """
 
 from __future__ import annotations
@@ -109,6 +111,18 @@ def last_records(path: Path) -> list[Record]:
             if len(found) == _NUM_LAST_RECORDS:
                 break
     return found
+
+
+def last_attempt(journal: Path) -> int:
+    """Highest attempt that the ends of the streams name; 0 in an empty journal."""
+    highest = 0
+    for stream, indices in list_segments(journal).items():
+        for index in reversed(indices):
+            records = last_records(stream.segment(journal, index))
+            if records:
+                highest = max(highest, *(record.attempt for record in records))
+                break
+    return highest
 
 
 def _lines_backwards(descriptor: int) -> Iterator[bytes]:

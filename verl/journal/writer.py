@@ -6,12 +6,12 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from verl.config.secrets import mask, mask_text
+from verl.config.secrets import mask, masked_keys
 from verl.errors import JournalError
 from verl.journal.failures import journal_error
 from verl.journal.files import sync_descriptor, sync_folder
@@ -23,9 +23,10 @@ from verl.journal.records import (
     Kind,
     Record,
     Stream,
-    encode_fields,
+    encode_event,
     encode_line,
-    plain_fields,
+    encode_metrics,
+    plain_event,
     stream_of,
 )
 from verl.journal.segments import StreamId, is_writer_name, list_segments
@@ -34,6 +35,7 @@ from verl.journal.stream_file import StreamFile
 ROTATE_BYTES = 64 * 1024 * 1024
 SYNC_SECONDS = 5.0
 
+_MAX_CHECKED_KEYS = 100_000
 _KINDS = {kind.value: kind.value for kind in Kind}
 
 
@@ -130,7 +132,7 @@ class JournalWriter:
             **fields: What the kind carries (see `Kind`).
 
         Returns:
-            The record as it was written (secrets masked). Its fields share the caller's values.
+            The record as a reader will see it: a copy of the values, secrets masked.
 
         Raises:
             JournalError: The disk is full or failed (nothing of the record was written, the call can
@@ -148,7 +150,7 @@ class JournalWriter:
             try:
                 file.write(encode_line(seq, t, self._attempt, kind, step, body))
             except JournalError:
-                self._next_seq = seq
+                self._give_back(seq, 1)
                 raise
         return Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields)
 
@@ -175,9 +177,14 @@ class JournalWriter:
             try:
                 self._write_all(b"".join(lines[Stream.EVENTS]), b"".join(lines[Stream.METRICS]))
             except JournalError:
-                self._next_seq = first_seq
+                self._give_back(first_seq, len(records))
                 raise
         return records
+
+    def _give_back(self, seq: int, count: int) -> None:
+        """Makes the numbers of a failed append free again, unless a signal handler appended after them."""
+        if self._next_seq == seq + count:
+            self._next_seq = seq
 
     def _write_all(self, events: bytes, metrics: bytes) -> None:
         if events:
@@ -191,9 +198,11 @@ class JournalWriter:
 
     def _encoded(self, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Fields with secrets masked, and their JSON; done before the lock is taken."""
-        fields = plain_fields(kind, fields)
-        fields = self._masked_metrics(fields) if kind == "metrics" else mask(fields)
-        body = encode_fields(kind, fields)
+        if kind == "metrics":
+            fields, body = encode_metrics(self._with_masked_names(fields))
+        else:
+            fields = mask(plain_event(kind, fields))
+            body = encode_event(kind, fields)
         if len(body) > MAX_LINE_BYTES - 1024:
             raise ValueError(
                 f"A {kind} record of {len(body) / 2**20:.0f} MiB is too large (at most {MAX_LINE_BYTES // 2**20} MiB). "
@@ -201,14 +210,19 @@ class JournalWriter:
             )
         return fields, body
 
-    def _masked_metrics(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Only keys and further fields can hold text, and each key is looked at once."""
-        metrics = fields["metrics"]
+    def _with_masked_names(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Of a metrics record only keys and further fields can hold text, and each key is looked at once."""
+        metrics = fields.get("metrics")
+        if type(metrics) is not dict and not isinstance(metrics, Mapping):
+            return fields  # the encoder says what is wrong
         if not self._checked_keys.issuperset(metrics):
-            metrics = {mask_text(key): value for key, value in metrics.items()}
+            if len(self._checked_keys) > _MAX_CHECKED_KEYS:
+                self._checked_keys.clear()
+            metrics = {name: metrics[key] for key, name in masked_keys(metrics).items()}
             self._checked_keys.update(metrics)
-            return {**mask({**fields, "metrics": None}), "metrics": metrics}
-        return fields if len(fields) == 1 else {**mask({**fields, "metrics": None}), "metrics": metrics}
+        elif len(fields) == 1:
+            return fields
+        return {**mask({**fields, "metrics": None}), "metrics": metrics}
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -271,13 +285,14 @@ class JournalWriter:
         if not was_open:
             return
         self._is_closing.set()
-        self._syncer.join()
-        try:
-            self._sync()
-        finally:
-            for file in self._files.values():
-                file.close()
-            self._lock.release()
+        with self._sync_lock:  # waits for a sync in the background, too
+            try:
+                self._sync()
+            finally:
+                files, self._files = self._files, {}
+                for file in files.values():
+                    file.close()
+                self._lock.release()
         if self._failure is not None:
             raise self._failure
 
