@@ -119,7 +119,7 @@ def test_validating_a_dictionary_raises_the_same_error() -> None:
 
 def test_a_wrong_group_keyword_lists_all_problems() -> None:
     with pytest.raises(ConfigError) as raised:
-        ActorConfig(**{"clip_ratio_lo": 0.1, "ppo_epochs": 0})
+        ActorConfig(clip_ratio_lo=0.1, ppo_epochs=0)
     assert "ActorConfig: `clip_ratio_lo` is not a key; did you mean `clip_ratio_low`?" in str(raised.value)
     assert "ActorConfig: `ppo_epochs` must be a whole number of at least 1; given: 0" in str(raised.value)
 
@@ -137,7 +137,7 @@ def test_a_wrong_assignment_is_a_config_error_and_changes_nothing() -> None:
 
 def test_assigning_a_group_is_checked_against_the_others() -> None:
     config = PPOConfig(actor_rollout_ref={"actor": {"ppo_mini_batch_size": 16}})
-    with pytest.raises(ConfigError, match="must divide `data.train_batch_size`"):
+    with pytest.raises(ConfigError, match=r"must divide `data\.train_batch_size`"):
         config.data = DataConfig(train_batch_size=24)
     assert config.data.train_batch_size == 32
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -88,8 +89,9 @@ def run_command(command: Callable[[], int]) -> int:
         sys.stderr.write("verl: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        if not _stdout_is_broken():
+        if not _reader_has_gone():
             raise
+        _silence_stdout()
         return BROKEN_PIPE
     return code
 
@@ -99,16 +101,22 @@ def _report(error: VerlError) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _stdout_is_broken()
+        _silence_stdout()
     sys.stderr.write(f"verl: error: {error}\n")
     return error.exit_code
 
 
-def _stdout_is_broken() -> bool:
-    """Whether the pipe that broke is stdout; then it is silenced, or Python complains again at its end."""
+def _reader_has_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads: then it is what broke, not a connection of the command."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
+
+
+def _silence_stdout() -> None:
+    # Else Python flushes what is left when it ends, and complains.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
