@@ -160,6 +160,12 @@ def test_export_needs_a_checkpoint_and_a_folder() -> None:
     assert_fails(verl("export"), "CHECKPOINT", "--to")
 
 
+def test_export_of_a_folder_that_is_no_checkpoint_is_one_message(tmp_path: Path) -> None:
+    done = verl("export", str(tmp_path / "none"), "--to", str(tmp_path / "model"))
+    assert_fails(done, str(tmp_path / "none"), code=1)
+    assert not (tmp_path / "model").exists()
+
+
 # scripts/print_cfg.py
 
 
