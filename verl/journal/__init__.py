@@ -2,6 +2,13 @@
 
 from verl.journal.canonical import canonical
 from verl.journal.cursor import Cursor, Position
+from verl.journal.environment import (
+    Environment,
+    capture_environment,
+    write_config_yaml,
+    write_environment,
+    write_environment_in_background,
+)
 from verl.journal.reader import JournalReader, MetricSeries
 from verl.journal.records import SCHEMA_VERSION, Draft, Kind, MalformedRecordError, Record, Stream, stream_of
 from verl.journal.run_directory import RunDirectory
@@ -14,6 +21,7 @@ __all__ = [
     "Attempt",
     "Cursor",
     "Draft",
+    "Environment",
     "JournalReader",
     "JournalWriter",
     "Kind",
@@ -26,5 +34,9 @@ __all__ = [
     "RunInfo",
     "Stream",
     "canonical",
+    "capture_environment",
     "stream_of",
+    "write_config_yaml",
+    "write_environment",
+    "write_environment_in_background",
 ]

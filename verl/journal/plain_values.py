@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping
 from datetime import date, time
 from enum import Enum
@@ -126,18 +125,17 @@ def metric_number(key: str, value: Any) -> float | int:
     Raises:
         ValueError: It is no number.
     """
-    if not isinstance(value, (str, bytes)):
-        try:
-            whole = operator.index(value)
-            return whole if _MIN_WHOLE <= whole <= _MAX_WHOLE else float(whole)
-        except TypeError:
-            pass
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
+    item = getattr(value, "item", None)  # of an array or tensor, whatever its package
+    try:
+        number = item() if callable(item) else value
+        if isinstance(number, int):
+            return int(number) if _MIN_WHOLE <= number <= _MAX_WHOLE else float(number)
+        if not isinstance(number, (str, bytes)):
+            return float(number)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError):
+        pass
     raise ValueError(
         f"Metric {key!r} is {value!r:.200} ({type(value).__name__}); a metric is one number. "
         "Log text as text, and several numbers as a histogram."

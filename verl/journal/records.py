@@ -236,7 +236,10 @@ def migrate(
     while found < version:
         if found not in migrations:
             raise MalformedRecordError(f"schema version {found} is unknown")
-        raw = {**migrations[found](raw), "v": found + 1}
+        try:
+            raw = {**migrations[found](raw), "v": found + 1}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MalformedRecordError(f"not a record of schema version {found}: {error!r}") from error
         found += 1
     return raw
 
