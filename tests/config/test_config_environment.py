@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from verl.config import PPOConfig, process_rank, resolve_log_dir
-from verl.config.environment import VARIABLES, variable, wants_color
+from verl.config.environment import VARIABLES, hub_cache, variable, wants_color
 from verl.config.naming import experiment_name
 from verl.errors import ConfigError
 
@@ -97,11 +97,20 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wants_color()
 
 
+def test_models_of_the_hub_are_where_the_hub_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert hub_cache() == Path("/home/someone/.cache/huggingface/hub")
+    monkeypatch.setenv("HF_HOME", "/big/hf")
+    assert hub_cache() == Path("/big/hf/hub")
+    monkeypatch.setenv("HF_HUB_CACHE", "~/models")
+    assert hub_cache() == Path("/home/someone/models")
+
+
 def test_a_variable_that_is_not_listed_cannot_be_read() -> None:
     with pytest.raises(KeyError):
         variable("VERL_SECRET_SWITCH")
     with pytest.raises(KeyError):
-        variable("HF_HOME")
+        variable("HF_TOKEN")
 
 
 def reads_environment(node: ast.AST) -> bool:
@@ -119,8 +128,10 @@ def reads_environment(node: ast.AST) -> bool:
 
 
 def test_nothing_else_in_the_package_reads_the_environment() -> None:
-    # secrets.py looks for values to mask; it takes no setting from them.
-    allowed = {PACKAGE / "config" / "environment.py", PACKAGE / "config" / "secrets.py"}
+    # secrets.py looks for values to mask, journal/environment.py records what was set: they take no setting.
+    # journal/fingerprints.py is to ask config.environment.hub_cache.
+    names = ("config/environment.py", "config/secrets.py", "journal/environment.py", "journal/fingerprints.py")
+    allowed = {PACKAGE / name for name in names}
     readers = [
         path.relative_to(PACKAGE)
         for path in sorted(PACKAGE.rglob("*.py"))

@@ -1,7 +1,7 @@
 """Environment variables: the one place that reads them, and what each means.
 
-Nothing else in the package looks at the environment (secrets are masked, not read, in `secrets.py`), so the
-table here is the whole list. To add a variable, append it to `VARIABLES` and regenerate the docs.
+Nothing else in the package takes a setting from the environment (`secrets.py` looks for values to mask, and
+`journal/environment.py` records what was set), so the table here is the whole list. To add a variable, append it to `VARIABLES` and regenerate the docs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WORLD_SIZE", "Number of processes of the run, set by torchrun; 1 if not set."),
     Variable("LOCAL_RANK", "Number of this process on its machine, set by torchrun; 0 if not set."),
     Variable("NO_COLOR", "Any non-empty value turns colours off (no-color.org)."),
-    Variable("HF_HOME", "Where models from the hub are kept.", "huggingface_hub"),
+    Variable("HF_HUB_CACHE", "Where models from the hub are kept; $HF_HOME/hub if not set."),
+    Variable("HF_HOME", "Folder of everything from the hub; ~/.cache/huggingface if not set."),
     Variable("HF_HUB_OFFLINE", "1 = never ask the hub, use what is on the disk.", "huggingface_hub"),
     Variable("HF_TOKEN", "Login for private models on the hub.", "huggingface_hub"),
 )
@@ -106,6 +107,15 @@ def process_rank() -> ProcessRank:
 def wants_color() -> bool:
     """Whether output may be coloured (it should be a terminal, too)."""
     return variable("NO_COLOR") is None
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps the models that it has loaded."""
+    given = variable("HF_HUB_CACHE")
+    if given is not None:
+        return Path(given).expanduser()
+    home = variable("HF_HOME")
+    return (Path.home() / ".cache" / "huggingface" if home is None else Path(home).expanduser()) / "hub"
 
 
 def resolve_log_dir(config: Settings, now: datetime) -> Path:
