@@ -1,7 +1,8 @@
 """Environment variables: the one place that reads them, and what each means.
 
 Nothing else in the package takes a setting from the environment (`secrets.py` looks for values to mask, and
-`journal/environment.py` records what was set), so the table here is the whole list. To add a variable, append it to `VARIABLES` and regenerate the docs.
+`journal/environment.py` records what was set), so the table here is the whole list. To add a variable, append
+it to `VARIABLES` and regenerate the docs.
 """
 
 from __future__ import annotations
