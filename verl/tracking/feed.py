@@ -148,6 +148,11 @@ class Feed:
 
     def leave(self) -> None:
         """Give the state back without an end: the run goes on elsewhere."""
+        if self._logger is not None:
+            try:
+                self._logger.close()
+            except Exception as error:
+                self._failed("close", error)
         self._logger = None
         self._lock.release()
 

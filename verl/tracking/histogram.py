@@ -11,6 +11,7 @@ from verl.tracking.logger import Histogram
 from verl.tracking.values import as_array
 
 DEFAULT_BUCKETS = 64
+_LARGEST_COUNTED_SINGLY = 1e9
 MOST_BUCKETS = 512
 """Trackers show no more; a finer request is cut to this many."""
 
@@ -58,8 +59,8 @@ def make_histogram(values: Any, bins: int | str | Sequence[float] | None = None)
 def _edges(finite: np.ndarray, bins: int | str | Sequence[float] | None) -> np.ndarray:
     low, high = float(finite.min()), float(finite.max())
     if bins is None:
-        span = high - low
-        if span < DEFAULT_BUCKETS and np.array_equal(finite, np.rint(finite)):
+        is_close = high - low < DEFAULT_BUCKETS and max(abs(low), abs(high)) < _LARGEST_COUNTED_SINGLY
+        if is_close and np.array_equal(finite, np.rint(finite)):
             return np.arange(low - 0.5, high + 1.0)
         return _equal_buckets(low, high, DEFAULT_BUCKETS)
     if isinstance(bins, str):
@@ -87,12 +88,14 @@ def _equal_buckets(low: float, high: float, count: int) -> np.ndarray:
 
 def _edges_by_rule(finite: np.ndarray, rule: str) -> np.ndarray:
     try:
-        edges = np.histogram_bin_edges(finite, rule)
+        np.histogram_bin_edges(np.arange(3.0), rule)
     except ValueError as error:
         raise ValueError(f"bins={rule!r}: {error}; allowed: a number, edges, 'tensorflow', 'auto', 'fd', ...") from None
-    except MemoryError:
-        edges = _equal_buckets(float(finite.min()), float(finite.max()), MOST_BUCKETS)
-    if edges.size > MOST_BUCKETS + 1:
+    try:
+        edges = np.histogram_bin_edges(finite, rule)
+    except (ValueError, MemoryError):  # closer than floats can divide, or far too many buckets
+        edges = None
+    if edges is None or edges.size > MOST_BUCKETS + 1 or not (np.diff(edges) > 0).all():
         return _equal_buckets(float(finite.min()), float(finite.max()), MOST_BUCKETS)
     return edges
 

@@ -182,4 +182,7 @@ class TrainerLogger(ABC):
         return ""
 
     def finish(self, status: RunStatus) -> None:  # noqa: B027
-        """End: the run's true status. Nothing is called after it."""
+        """End: the run's true status. Nothing but `close` is called after it."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of files and connections without an end: the run goes on, fed by another process."""

@@ -68,7 +68,7 @@ class ScreenFeed:
             ending = self._ending
             self._show_waiting()
             if ending:
-                self._attempt("finish", lambda: deliver_end(*ending, self._logger))
+                self._attempt("finish", lambda end=ending: deliver_end(*end, self._logger))
                 return
             self._attempt("draw", self._logger.flush)
             self._wake.wait(POLL_SECONDS)

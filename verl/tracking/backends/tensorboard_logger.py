@@ -133,6 +133,9 @@ class TensorboardLogger(TrainerLogger):
     def finish(self, status: RunStatus) -> None:
         if self._has_config:
             self._write(0, [_hparams_end(status, self.moment.time)])
+        self.close()
+
+    def close(self) -> None:
         if self._file:
             self._file.close()
 
