@@ -151,7 +151,7 @@ def load_reward_model(config: RewardModelConfig, device: torch.device | str) -> 
     )
     check_vocabulary(network, tokenizer, source.location)
     network.to(device).requires_grad_(False).eval()  # type: ignore[arg-type]
-    return RewardModel(network, tokenizer, config.max_length, config.micro_batch_size)
+    return RewardModel(network, tokenizer)
 
 
 def check_vocabulary(transformer: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, location: str) -> None:
@@ -178,7 +178,10 @@ def disable_dropout(config: PreTrainedConfig) -> None:
 
 
 def _enable_gradient_checkpointing(transformer: PreTrainedModel) -> None:
-    transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers renamed the method in 5.x; the old name warns in new versions, the new one lacks in old ones.
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    enable = next(getattr(transformer, name) for name in names if hasattr(transformer, name))
+    enable({"use_reentrant": False})
 
 
 def _load_transformer(auto_class: Any, source: ModelSource, config: ModelConfig) -> PreTrainedModel:

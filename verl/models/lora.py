@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,11 @@ def wrap_with_lora(transformer: PreTrainedModel, config: LoraConfig) -> nn.Modul
         task_type=peft.TaskType.CAUSAL_LM,
     )
     try:
-        return peft.get_peft_model(transformer, settings)  # type: ignore[return-value]
+        with warnings.catch_warnings():
+            # peft reads an attribute that transformers has renamed, and says which way round GPT-2 keeps its weights.
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+            return peft.get_peft_model(transformer, settings)  # type: ignore[return-value]
     except ValueError as error:
         raise ModelError(f"actor_rollout_ref.model.lora.target_modules={config.target_modules!r}: {error}") from error
 
@@ -98,9 +103,11 @@ def load_adapter(policy: PolicyModel, folder: Path) -> None:
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise ModelError(f"there is no LoRA adapter in {folder}: {file.name} is missing")
-    outcome = peft.set_peft_model_state_dict(policy.network, load_file(file))  # type: ignore[arg-type]
-    if outcome.unexpected_keys:
+    saved, own = load_file(file), peft.get_peft_model_state_dict(policy.network)  # type: ignore[arg-type]
+    differing = sorted(saved.keys() ^ own.keys()) or sorted(key for key in own if own[key].shape != saved[key].shape)
+    if differing:
         raise ModelError(
-            f"the adapter in {folder} does not fit the policy: {len(outcome.unexpected_keys)} unknown weights, "
-            f"such as {outcome.unexpected_keys[0]}; lora.rank and lora.target_modules must be those it was saved with"
+            f"the adapter in {folder} does not fit the policy: {len(differing)} weights differ, such as "
+            f"{differing[0]}; lora.rank and lora.target_modules must be those it was saved with"
         )
+    peft.set_peft_model_state_dict(policy.network, saved)  # type: ignore[arg-type]

@@ -12,9 +12,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
+from verl.config.schema import ModelConfig
+from verl.models.loading import load_policy, load_tokenizer
+from verl.models.policy import PolicyModel
 from verl.models.source import quiet_transformers
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;?!+-*/=()<>[]{}'\"%$#&_|"
@@ -117,6 +121,18 @@ def make_tiny_reward_model_folder(
     return _write_model(
         AutoModelForSequenceClassification, Path(path), architecture, seed, {"num_labels": 1, **overrides}
     )
+
+
+def load_tiny_policy(
+    path: str | Path, architecture: str = "llama", seed: int = 0, **overrides: Any
+) -> tuple[PolicyModel, PreTrainedTokenizerBase]:
+    """Writes a tiny model folder at `path` and loads it for training on the CPU.
+
+    Example: `policy, tokenizer = load_tiny_policy(tmp_path / "model", "qwen2")`.
+    """
+    folder = str(make_tiny_model_folder(path, architecture, seed, **overrides))
+    tokenizer = load_tokenizer(folder)
+    return load_policy(ModelConfig(path=folder), "cpu", tokenizer=tokenizer), tokenizer
 
 
 def _write_model(auto_class: Any, path: Path, architecture: str, seed: int, overrides: dict[str, Any]) -> Path:
