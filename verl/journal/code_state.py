@@ -47,18 +47,18 @@ def read_code_state(folder: Path) -> CodeState | None:
     """
     if not any((place / ".git").exists() for place in (folder, *folder.parents)):
         return None
-    root = _git(folder, "rev-parse", "--show-toplevel").strip()
-    lines = _git(folder, "status", "--porcelain=v2", "--branch").splitlines()
+    root = Path(_git(folder, "rev-parse", "--show-toplevel").strip())
+    lines = _git(root, "status", "--porcelain=v2", "--branch").splitlines()
     headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# ") and " " in line[2:])
     changed = tuple(_status_and_name(line) for line in lines if not line.startswith("# "))
     commit, branch = headers.get("branch.oid"), headers.get("branch.head")
     has_commit = commit is not None and not commit.startswith("(")
-    diff = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "HEAD") if changed and has_commit else ""
+    diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "HEAD") if changed and has_commit else ""
     return CodeState(
-        root=root,
+        root=str(root),
         commit=commit if has_commit else None,
         branch=branch if branch is not None and not branch.startswith("(") else None,
-        remote=_remote(folder),
+        remote=_remote(root),
         changed_files=changed[:_MAX_CHANGED_FILES],
         diff=diff[:_MAX_DIFF_BYTES],
         is_diff_cut=len(diff) > _MAX_DIFF_BYTES,

@@ -143,8 +143,8 @@ class JournalReader:
 
     def _tails(self, cursor: Cursor, streams: set[Stream]) -> list[Tail]:
         return [
-            Tail(self._journal, stream, cursor.positions.get(stream.name, Position()), self._problems)
-            for stream in list_segments(self._journal)
+            Tail(self._journal, stream, indices, cursor.positions.get(stream.name, Position()), self._problems)
+            for stream, indices in list_segments(self._journal).items()
             if stream.stream in streams
         ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl.journal.cursor import Position
 from verl.journal.records import MAX_LINE_BYTES, MalformedRecordError, Record, decode
-from verl.journal.segments import StreamId, last_newline_before, list_segments
+from verl.journal.segments import StreamId, last_newline_before
 
 _MAX_PROBLEMS_KEPT = 1000
 _BLOCK = 1024 * 1024
@@ -53,12 +53,17 @@ class Tail:
     """The records of one stream that have not been consumed.
 
     Args:
-        journal: The journal folder. position: Where to start. problems: Gets the lines that are skipped.
+        journal: The journal folder.
+        stream: The stream, and the numbers of its segments that exist now.
+        position: Where to start. problems: Gets the lines that are skipped.
     """
 
-    def __init__(self, journal: Path, stream: StreamId, position: Position, problems: ProblemLog) -> None:
-        self._journal = journal
+    def __init__(
+        self, journal: Path, stream: StreamId, indices: list[int], position: Position, problems: ProblemLog
+    ) -> None:
         self.stream = stream
+        self._journal = journal
+        self._indices = indices
         self._problems = problems
         self._segment, self._offset = position
         self._file: io.BufferedReader | None = None
@@ -163,10 +168,7 @@ class Tail:
     def _following_segment(self) -> int | None:
         if self.stream.segment(self._journal, self._segment + 1).exists():
             return self._segment + 1
-        if self._file is None:  # the current one is missing, so others may be
-            later = [index for index in list_segments(self._journal).get(self.stream, []) if index > self._segment]
-            return min(later, default=None)
-        return None
+        return min((index for index in self._indices if index > self._segment), default=None)  # others were deleted
 
     def _report(self, reason: str) -> None:
         name = self.stream.segment(self._journal, self._segment).name
