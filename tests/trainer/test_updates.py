@@ -39,7 +39,7 @@ def actor_metrics(make_policy, trajectories, micro, mode) -> tuple[dict[str, flo
     config = ActorConfig(
         use_kl_loss=True, kl_loss_coef=0.1, entropy_coeff=0.01, clip_ratio_c=3.0, loss_agg_mode=mode, grad_clip=1e9
     )
-    optimization = Optimization(policy.network, OptimConfig(lr=1e-2), 1, config.grad_clip)
+    optimization = Optimization(policy.network, OptimConfig(lr=1e-4), 1, config.grad_clip)
     plan = UpdatePlan(epochs=2, mini_batch_size=6, micro_batch_size=micro, shuffle=False, seed=0)
     update = update_actor(policy, optimization, batch, plan, config, temperature=1.0, scale_length=8)
     metrics = MetricBuffer()
@@ -55,8 +55,8 @@ def test_micro_batches_change_neither_metrics_nor_the_gradient(make_policy, traj
     for micro in (1, 2, 4):
         parts, other = actor_metrics(make_policy, trajectories, micro, mode)
         assert parts == pytest.approx(whole, rel=2e-5, abs=1e-6), f"micro_batch_size={micro}"
-        assert (other - weights).abs().max() < 2e-4  # Adam turns rounding of tiny gradients into up to lr * 1e-2
-    assert whole["policy/ratio_max"] > 1.0
+        assert (other - weights).abs().max() < 2e-5  # Adam divides by the gradient: rounding of tiny ones shows
+    assert whole["policy/ratio_max"] > 1.2
     assert whole["loss/kl_loss"] > 0.0
 
 

@@ -105,15 +105,14 @@ class CheckpointStore:
         """
         final, aside = self.path(step), self._folder / f"{_ASIDE}global_step_{step}"
         try:
-            for stale in self._folder.glob(f"{_ASIDE}*"):
-                shutil.rmtree(stale)
+            self._clear_aside()
             aside.mkdir(parents=True)
             write(aside)
             info = CheckpointInfo(step=step, metric=metric, saved_at=time.time())
             (aside / "checkpoint.json").write_text(json.dumps(asdict(info)))
             _sync_tree(aside)
             if final.exists():
-                shutil.rmtree(final)
+                self._put_aside(final)
             aside.rename(final)
             _sync(self._folder)
         except (OSError, RuntimeError) as error:
@@ -135,7 +134,16 @@ class CheckpointStore:
         best = max(scored, key=lambda step: (scored[step], step), default=None)
         for step in steps[: -self._keep]:
             if step != best:
-                shutil.rmtree(self.path(step))
+                self._put_aside(self.path(step))
+        self._clear_aside()
+
+    def _put_aside(self, checkpoint: Path) -> None:
+        """Takes a checkpoint out in one rename: one that is half deleted must not look whole."""
+        checkpoint.rename(self._folder / f"{_ASIDE}old_{checkpoint.name}")
+
+    def _clear_aside(self) -> None:
+        for stale in self._folder.glob(f"{_ASIDE}*"):
+            shutil.rmtree(stale)
 
 
 def _sync(path: Path) -> None:

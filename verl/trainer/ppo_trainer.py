@@ -90,6 +90,7 @@ class PPOTrainer:
 
     def __init__(self, config: PPOConfig | None = None) -> None:
         self.config = config = PPOConfig() if config is None else config
+        config.check()  # again: settings may have been changed one by one since it was made
         for name in config.trainer.logger:
             check_tracker(name)
         if config.trainer.num_threads is not None:

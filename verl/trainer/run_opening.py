@@ -8,6 +8,7 @@ from pathlib import Path
 
 from verl.config import PPOConfig, resolve_log_dir
 from verl.config.environment import variable
+from verl.config.naming import experiment_name
 from verl.errors import CheckpointError, ConfigError
 from verl.journal import RunDirectory
 from verl.tracing.trajectory_store import step_files
@@ -48,8 +49,9 @@ def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
     """
     path, checkpoint, notices = _locate(config, now)
     step = read_info(checkpoint).step if checkpoint else 0
-    experiment = config.trainer.experiment_name or default_experiment_name(config, now)
-    directory = RunDirectory.create(path, project=config.trainer.project_name, experiment=experiment)
+    directory = RunDirectory.create(
+        path, project=config.trainer.project_name, experiment=experiment_name(config, now)
+    )
     continues = checkpoint is not None and checkpoint.parent == directory.checkpoints.resolve()
     attempt = directory.start_attempt(resumed_from=checkpoint if continues else None)
     if attempt > 1 and not continues:
@@ -62,12 +64,6 @@ def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
         _move_later_aside(directory, step, attempt - 1)
         notices.append(f"Continuing from {checkpoint} (step {step}): attempt {attempt}.")
     return OpenedRun(directory, attempt, checkpoint, step, attempt > 1, tuple(notices))
-
-
-def default_experiment_name(config: PPOConfig, now: datetime) -> str:
-    """Algorithm, model and date, such as `grpo_smollm2-135m_20261130_1415`."""
-    model = Path(config.actor_rollout_ref.model.path or "model").name
-    return f"{config.algorithm.type}_{model}_{now:%Y%m%d_%H%M}"
 
 
 def _locate(config: PPOConfig, now: datetime) -> tuple[Path, Path | None, list[str]]:
