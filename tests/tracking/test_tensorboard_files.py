@@ -258,7 +258,8 @@ def server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def get(path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/data/{path}", data)
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/data/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
@@ -286,7 +287,7 @@ def hparams(server: Callable[..., Any]) -> Any:
 
 
 def test_the_real_server_shows_everything(inline: Inline, tmp_path: Path, server: Callable[..., Any]) -> None:
-    with inline(config={"lr": 0.1}) as tracking:
+    with inline(config={"lr": 0.1, "model": "tiny"}) as tracking:
         for step in range(1, 6):
             tracking.log_metrics({"kl/kl_divergence": step / 10, "my_metric": math.nan}, step)
             tracking.log_histogram("reward/dist", np.arange(10), step)
@@ -314,4 +315,4 @@ def test_the_real_server_shows_everything(inline: Inline, tmp_path: Path, server
     assert server("plugin/projector/runs") == ["."]
     assert server("plugin/projector/info?run=.")["embeddings"][0]["tensorShape"] == [3, 2]
     names = {column["name"] for column in hparams(server)["hparamInfos"]}
-    assert names == {"lr"}
+    assert names == {"lr", "model"}

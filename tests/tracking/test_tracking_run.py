@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ def test_a_tracker_of_two_methods_is_enough(async_log: bool, tmp_path: Path) -> 
 
 def test_a_class_is_a_tracker_too(tmp_path: Path) -> None:
     class Loud(RecordingLogger):
-        made: list[RecordingLogger] = []
+        made: ClassVar[list[RecordingLogger]] = []
 
         def __init__(self) -> None:
             super().__init__()

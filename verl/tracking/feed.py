@@ -61,6 +61,7 @@ class Feed:
         self._latest_attempt = 0
         self._problems = 0
         self.state = FeedState(name)
+        self._cursor = self.state.cursor  # read and delivered, perhaps not flushed yet
         self.finish_record: Record | None = None
 
     @classmethod
@@ -87,6 +88,7 @@ class Feed:
         try:
             self.state = FeedState.load(self._path, self.name)
             self.state.attempt, self.state.status = self._source.attempt, FEEDING
+            self._cursor = self.state.cursor
             info = self._source.directory.info
             logger = self._make()
             logger.open(
@@ -114,7 +116,7 @@ class Feed:
         """Deliver the next piece of the journal; False if there was nothing new."""
         assert self._logger is not None, "open the feed first"
         try:
-            records, cursor = self._reader.follow(self.state.cursor, max_bytes=BATCH_BYTES)
+            records, cursor = self._reader.follow(self._cursor, max_bytes=BATCH_BYTES)
         except OSError as error:  # a network disk that is away for a moment
             self._failed("read the journal", error)
             return False
@@ -127,7 +129,7 @@ class Feed:
             return False
         for record in records:
             self._deliver(record, self._logger)
-        self.state.cursor = cursor
+        self._cursor = cursor
         self.state.seq = records[-1].seq
         self.state.delivered += len(records)
         self._flush(self._logger)
@@ -136,6 +138,7 @@ class Feed:
     def finish(self, status: RunStatus) -> None:
         """Tell the tracker how the run ended, and give the state back."""
         if self._logger is not None:
+            self._flush(self._logger)
             try:
                 error = self.finish_record.fields["error"] if self.finish_record else None
                 deliver_end(status, error, self._logger)
@@ -166,13 +169,14 @@ class Feed:
             self._failed(f"record {record.seq} ({record.kind}, step {record.step})", error)
 
     def _flush(self, logger: TrainerLogger) -> None:
-        """The stored cursor stays behind while a tracker cannot flush, so a restart delivers again."""
+        """The stored cursor stays behind while a tracker cannot flush, so the next attempt delivers again."""
         try:
             logger.flush()
-            self.state.own = logger.state()
+            own = logger.state()
         except Exception as error:
             self._failed("flush", error)
         else:
+            self.state.own, self.state.cursor = own, self._cursor
             self._save()
 
     def _save(self) -> None:

@@ -87,9 +87,9 @@ def state_path(directory: RunDirectory, tracker: str) -> Path:
 def read_states(directory: Path) -> list[FeedState]:
     """States of all trackers of a run that can be read, by name."""
     states = []
-    for path in sorted((directory / "relay").glob("*.json")):
+    for path in (directory / "relay").glob("*.json"):
         try:
             states.append(FeedState.load(path, path.stem))
         except ValueError as error:
             states.append(FeedState(path.stem, status=BROKEN, failures=1, last_error=str(error)))
-    return states
+    return sorted(states, key=lambda state: state.tracker)

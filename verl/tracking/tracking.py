@@ -183,12 +183,13 @@ class Tracking(Recorder):
         """
         self._journal.sync()
 
-    def finish(self, status: EndStatus, error: str | None = None) -> None:
+    def finish(self, status: EndStatus, error: str | None = None, *, seconds: float = FINISH_SECONDS) -> None:
         """Record how the run ended, give trackers a bounded time, and print the summary. Again: does nothing.
 
         Args:
             status: finished, failed or killed.
             error: What went wrong, in words.
+            seconds: Longest wait for trackers.
 
         Raises:
             JournalError: The end could not be recorded; everything is closed all the same.
@@ -201,7 +202,7 @@ class Tracking(Recorder):
             self._journal.sync()
         finally:
             try:
-                for problem in self._trackers.finish(status, error, FINISH_SECONDS):
+                for problem in self._trackers.finish(status, error, seconds):
                     self._journal.append(Kind.NOTE, None, text=problem, level="warning")
             finally:
                 self._journal.close()

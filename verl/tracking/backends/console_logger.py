@@ -22,6 +22,12 @@ _LONGEST_MESSAGE = 300
 _LEVEL_STYLE = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # Rich would end the program here.
+        raise BrokenPipeError("nobody reads the output any more")
+
+
 class ConsoleLogger(TrainerLogger):
     """Draws the run on the user's terminal, at most four times a second.
 
@@ -30,17 +36,17 @@ class ConsoleLogger(TrainerLogger):
         is_live: Draw a live table; nothing = if `stream` is a terminal that can, and colours are wanted.
     """
 
-    shows: ClassVar[frozenset[str]] = frozenset({"metrics", "config", "alert", "rewind"})
+    shows: ClassVar[frozenset[str]] = frozenset({"metrics", "alert", "rewind"})
 
     def __init__(self, stream: TextIO | None = None, is_live: bool | None = None) -> None:
-        self._stream = stream
+        self.stream = stream
         self._is_live = is_live
         self._live: Live | None = None
         self._next_drawing = 0.0
 
     def open(self, run: TrackedRun) -> None:
-        stream = self._stream or terminal_stream()
-        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        stream = self.stream or terminal_stream()
+        self._console = _Console(file=stream, highlight=False, markup=False, emoji=False)
         self._view = RunView(run, started=time.time())
         self._say(opening_line(run))
         is_live = self._console.is_terminal and not self._console.is_dumb_terminal and wants_color()
@@ -82,8 +88,14 @@ class ConsoleLogger(TrainerLogger):
         if self._live:
             self._draw(self._live)
             self._live.stop()
+            self._live = None
         for line in closing_lines(self._view, status, _reports(self._view.run), time.time()):
             self._say(line)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
 
     def _draw(self, live: Live) -> None:
         width, height = self._console.size

@@ -1,0 +1,222 @@
+"""The relay as a process: whatever is killed, every journaled step reaches the tracker, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from verl.journal import JournalReader, RunDirectory
+from verl.tracking import Tracking, drain
+from verl.tracking.feed_state import FeedState, state_path
+from verl.tracking.relay import main as relay_main
+
+PROGRAM = Path(__file__).with_name("training_program.py")
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts the training program and waits until it has logged some steps; its relay is ended afterwards."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(first_step: int = 1, steps: int = 100, tracker: str = "tensorboard") -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(PROGRAM), str(tmp_path), str(first_step), tracker]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        processes.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            assert line.strip().isdigit(), line + process.stderr.read()
+            if int(line) >= first_step + steps:
+                break
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+    for relay in relays(tmp_path):
+        relay.kill()
+
+
+def relays(path: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "verl.tracking.relay" in command and str(path) in command:
+            found.append(process)
+    return found
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Other processes act in their own time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def state(path: Path) -> FeedState:
+    return FeedState.load(state_path(RunDirectory.open(path), "tensorboard"), "tensorboard")
+
+
+def journaled(path: Path) -> list[tuple[int | None, float]]:
+    records = JournalReader(path).canonical({"metrics"})
+    return [(record.step, record.fields["metrics"]["attempt"]) for record in records]
+
+
+def shown(path: Path) -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    # The accumulator hides superseded scalars but not texts: those are all there, each once.
+    texts = [event.step for event in accumulator.Tensors("sample/text_summary")]
+    assert texts == [record.step for record in JournalReader(path).records({"text"})]
+    return [(event.step, event.value) for event in accumulator.Scalars("attempt")]
+
+
+def test_killed_training_is_delivered_to_the_last_step_and_marked_as_crashed(train, tmp_path: Path) -> None:
+    kill(train())
+    until(lambda: state(tmp_path).status == "crashed" and not relays(tmp_path))
+    assert shown(tmp_path) == journaled(tmp_path)
+    assert len(shown(tmp_path)) >= 100
+    assert state(tmp_path).delivered == sum(1 for _ in JournalReader(tmp_path).records())
+    assert RunDirectory.open(tmp_path).status == "crashed"
+    assert '"status": "crashed"' in (tmp_path / "run.json").read_text()
+
+
+def test_a_killed_relay_is_started_again_by_the_training(tmp_path: Path) -> None:
+    with Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path)) as tracking:
+        for step in range(1, 51):
+            tracking.log_metrics({"attempt": 1.0}, step)
+            tracking.log_text("sample", "x", step)
+        until(lambda: bool(list(tmp_path.glob("events.out.tfevents.*"))) and bool(relays(tmp_path)))
+        for relay in relays(tmp_path):
+            relay.kill()
+        for step in range(51, 101):
+            tracking.log_metrics({"attempt": 1.0}, step)
+            tracking.log_text("sample", "x", step)
+    assert [step for step, _ in shown(tmp_path)] == list(range(1, 101))
+    assert state(tmp_path).status == "finished"
+
+
+@pytest.mark.parametrize("milliseconds", [0, 40, 90, 160])
+def test_when_both_are_killed_the_next_attempt_completes_without_repetition(
+    milliseconds: int, train, tmp_path: Path
+) -> None:
+    process = train(steps=50)
+    until(lambda: bool(list(tmp_path.glob("events.out.tfevents.*"))))
+    time.sleep(milliseconds / 1000)  # any moment of the feeding
+    for relay in relays(tmp_path):
+        relay.kill()
+    kill(process)
+    until(lambda: not relays(tmp_path))
+    last = journaled(tmp_path)[-1][0]
+    assert last is not None
+    kill(train(first_step=last - 9, steps=20))
+    until(lambda: state(tmp_path).status == "crashed" and not relays(tmp_path))
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
+    assert shown(tmp_path) == journaled(tmp_path)
+
+
+def test_what_two_dead_processes_left_is_completed_by_hand(train, tmp_path: Path) -> None:
+    process = train()
+    until(lambda: bool(relays(tmp_path)))
+    for relay in relays(tmp_path):
+        relay.kill()
+    kill(process)
+    until(lambda: not relays(tmp_path))
+    (result,) = drain(RunDirectory.open(tmp_path), ["tensorboard"])
+    assert (result.status, result.failures) == ("crashed", 0)
+    assert shown(tmp_path) == journaled(tmp_path)
+    before = next(tmp_path.glob("events.out.tfevents.*")).stat().st_size
+    assert drain(RunDirectory.open(tmp_path), ["tensorboard"])[0].delivered == result.delivered
+    assert shown(tmp_path) == journaled(tmp_path)
+    assert next(tmp_path.glob("events.out.tfevents.*")).stat().st_size >= before
+
+
+def test_the_next_attempt_waits_for_the_relay_of_a_killed_one(train, tmp_path: Path) -> None:
+    process = train(steps=20)
+    until(lambda: bool(relays(tmp_path)))
+    (first,) = relays(tmp_path)
+    first.suspend()  # a relay that is slow to deliver
+    kill(process)
+    last = journaled(tmp_path)[-1][0]
+    assert last is not None
+    second = train(first_step=last + 1, steps=20)
+    first.resume()
+    until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+    kill(second)
+    until(lambda: not relays(tmp_path))
+    assert shown(tmp_path) == journaled(tmp_path)
+
+
+def test_an_interrupt_of_the_terminal_does_not_reach_the_relay(tmp_path: Path) -> None:
+    with Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path)) as tracking:
+        until(lambda: bool(relays(tmp_path)))
+        (relay,) = relays(tmp_path)
+        assert os.getsid(relay.pid) != os.getsid(0)
+        tracking.log_metrics({"loss": 1.0}, 1)
+
+
+def test_a_terminated_relay_still_delivers_the_end(tmp_path: Path) -> None:
+    """A cluster that ends a job sends SIGTERM to all its processes."""
+    with Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path)) as tracking:
+        until(lambda: "feeding" in (tmp_path / "relay" / "relay.log").read_text())
+        (relay,) = relays(tmp_path)
+        relay.send_signal(signal.SIGTERM)
+        tracking.log_metrics({"attempt": 1.0}, 1)
+        tracking.log_text("sample", "x", 1)
+    assert shown(tmp_path) == [(1, 1.0)]
+    assert state(tmp_path).status == "finished"
+
+
+def test_the_relay_never_loads_torch_and_stays_small(train, tmp_path: Path) -> None:
+    train(steps=300)
+    until(lambda: state_path(RunDirectory.open(tmp_path), "tensorboard").exists() and state(tmp_path).delivered > 100)
+    (relay,) = relays(tmp_path)
+    assert not [file.path for file in relay.memory_maps() if "torch" in file.path]
+    assert relay.memory_info().rss < 120 * 2**20
+
+
+def test_a_tracker_that_cannot_be_imported_is_reported_and_others_are_fed(tmp_path: Path) -> None:
+    (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        trackers = ["broken_tracker:Logger", "tensorboard"]
+        with Tracking("p", "e", trackers, log_dir=str(tmp_path / "run")) as tracking:
+            tracking.log_metrics({"attempt": 1.0}, 1)
+            tracking.log_text("sample", "x", 1)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert shown(tmp_path / "run") == [(1, 1.0)]
+    broken = FeedState.load(tmp_path / "run" / "relay" / "broken_tracker_Logger.json", "broken_tracker:Logger")
+    assert broken.status == "broken"
+    assert "no_such_package_at_all" in broken.last_error
+
+
+def test_the_relay_by_hand_finds_everything_in_the_journal(train, tmp_path: Path) -> None:
+    process = train(steps=20)
+    for relay in relays(tmp_path):
+        relay.kill()
+    kill(process)
+    arguments = [sys.executable, "-m", "verl.tracking.relay", str(tmp_path), "--parent", "1"]
+    assert subprocess.run(arguments, capture_output=True, timeout=60, check=False).returncode == 0
+    assert shown(tmp_path) == journaled(tmp_path)
+
+
+def test_the_relay_says_what_is_wrong_with_its_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert relay_main([str(tmp_path / "nothing")]) == 1
+    assert "no run directory" in caplog.text
