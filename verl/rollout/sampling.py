@@ -78,10 +78,9 @@ def sample_tokens(
         token_R = logprobs_RV.argmax(dim=-1)
     else:
         probability_RV = logprobs_RV.exp()
-        if plan.top_k_R1 is None and plan.top_p_R1 is None:
-            token_R = invert_cumulative(probability_RV, uniform_R)
-        else:
-            token_R = _sample_cut(probability_RV, plan, uniform_R)
+        if plan.top_k_R1 is not None or plan.top_p_R1 is not None:
+            probability_RV = _cut(probability_RV, plan)
+        token_R = invert_cumulative(probability_RV, uniform_R)
         if plan.is_greedy_R is not None:
             token_R = torch.where(plan.is_greedy_R, logprobs_RV.argmax(dim=-1), token_R)
     return token_R, logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
@@ -100,27 +99,25 @@ def invert_cumulative(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch
     return torch.searchsorted(cumulative_RV, target_R[:, None], right=True).squeeze(1)
 
 
-def _sample_cut(probability_RV: torch.Tensor, plan: SamplingPlan, uniform_R: torch.Tensor) -> torch.Tensor:
+def _cut(probability_RV: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
+    """Probabilities with the tokens that are cut set to 0, still in the order of the vocabulary: what a row draws
+    does not depend on whether other rows cut."""
     sorted_RC, token_RC = _sorted_candidates(probability_RV, plan)
     if plan.top_k_R1 is not None:
         rank_C = torch.arange(sorted_RC.shape[1], device=sorted_RC.device)
         sorted_RC = sorted_RC * (rank_C < plan.top_k_R1)
     if plan.top_p_R1 is not None:
-        kept_RC = sorted_RC.cumsum(dim=-1)
+        cumulative_RC = sorted_RC.cumsum(dim=-1)
         # A token stays while the more probable ones have not reached p of what top-k left; the first always stays.
-        before_RC = kept_RC - sorted_RC
-        keep_RC = before_RC < plan.top_p_R1 * kept_RC[:, -1:]
-        keep_RC[:, 0] = True
-        sorted_RC = sorted_RC * keep_RC
-    return token_RC.gather(1, invert_cumulative(sorted_RC, uniform_R)[:, None]).squeeze(1)
+        is_kept_RC = cumulative_RC - sorted_RC < plan.top_p_R1 * cumulative_RC[:, -1:]
+        is_kept_RC[:, 0] = True
+        sorted_RC = sorted_RC * (is_kept_RC | (plan.top_p_R1 >= 1))
+    return torch.zeros_like(probability_RV).scatter_(1, token_RC, sorted_RC)
 
 
 def _sorted_candidates(probability_RV: torch.Tensor, plan: SamplingPlan) -> tuple[torch.Tensor, torch.Tensor]:
     vocabulary = probability_RV.shape[1]
-    if plan.top_k_R1 is not None:
-        largest = min(int(plan.top_k_R1.max()), vocabulary)
-        if largest < vocabulary:
-            values_RC, token_RC = probability_RV.topk(largest, dim=-1)
-            return values_RC, token_RC
-    values_RC, token_RC = probability_RV.sort(dim=-1, descending=True, stable=True)
-    return values_RC, token_RC
+    largest = vocabulary if plan.top_k_R1 is None else min(int(plan.top_k_R1.max()), vocabulary)
+    if largest < vocabulary:
+        return torch.topk(probability_RV, largest, dim=-1)
+    return torch.sort(probability_RV, dim=-1, descending=True, stable=True)
