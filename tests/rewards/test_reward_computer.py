@@ -274,6 +274,17 @@ def test_the_first_failing_sample_is_the_one_reported(sample, num_workers):
         compute([both], [sample(response=str(i)) for i in range(4)], num_workers)
 
 
+def test_an_earlier_sample_that_fails_later_is_still_the_one_reported(sample):
+    async def f(solution_str):
+        if solution_str == "1":
+            for _ in range(100):
+                await asyncio.sleep(0)
+        raise ValueError(solution_str)
+
+    with pytest.raises(RewardError, match="raised ValueError: 1\n"):
+        compute([f], [sample(response="1"), sample(response="2")], num_workers=2)
+
+
 def test_after_a_failure_no_further_samples_are_started(sample):
     called: list[str] = []
 
