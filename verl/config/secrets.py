@@ -22,6 +22,7 @@ __all__ = ["MASK", "is_secret_name", "mask", "mask_command_line", "mask_text", "
 _SHORTEST_SECRET = 5
 _SHORTEST_ENVIRONMENT_VALUE = 8
 _MAX_DEPTH = 100
+_WORKING_FOLDERS = frozenset({"PWD", "OLDPWD"})  # a shell's folders, not passwords
 _TOKEN_OF_TEXT = re.compile(r"<.*>|\[.*\]|\s*", re.DOTALL)
 
 
@@ -122,7 +123,7 @@ def _masked_whole(value: Any, name: str, depth: int) -> Any:
 
 def _environment_secrets() -> tuple[str, ...]:
     """Values of secret environment variables, longest first."""
-    values = {os.environ[name] for name in list(os.environ) if is_secret_name(name)}
+    values = {os.environ[name] for name in list(os.environ) if is_secret_name(name) and name not in _WORKING_FOLDERS}
     return tuple(sorted(filter(_is_telling, values), key=len, reverse=True))
 
 

@@ -25,6 +25,9 @@ def journal_error(action: str, path: Path, error: OSError) -> JournalError:
     if error.errno in _FULL:
         reason = f"{_FULL[error.errno]}{_space(path)}. Free some space (old runs, checkpoints/) or raise the limit"
         advice = "nothing written before is lost, and the same call can then be repeated"
+    elif error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        reason = f"{_text(error)}. Choose another folder with trainer.log_dir or VERL_LOG_DIR"
+        advice = "nothing was changed"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = f"{_text(error)}. Give write permission, or choose another folder with trainer.log_dir or VERL_LOG_DIR"
         advice = "nothing was changed"

@@ -21,7 +21,7 @@ from transformers import (
 from verl.config.schema import CriticConfig, ModelConfig, RewardModelConfig
 from verl.errors import ModelError
 from verl.models.lora import wrap_with_lora
-from verl.models.policy import PolicyModel, autocast
+from verl.models.policy import PolicyModel, max_positions, autocast
 from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, check_folder, quiet_transformers, resolve_source
 from verl.models.value_model import ValueModel
@@ -53,6 +53,17 @@ def load_tokenizer(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def context_length(config: ModelConfig, *, setting: str = _POLICY_SETTING) -> int | None:
+    """Longest sequence that a model has positions for, from its `config.json` alone; nothing = no limit stated.
+
+    Raises:
+        ModelError: The model cannot be found or read.
+    """
+    source = resolve_source(config.path, setting)
+    check_folder(source)
+    return max_positions(_load_config(source, config.trust_remote_code))
 
 
 def load_policy(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 _PROBE_TOKENS = 4
 # Large enough that soft-capped logits (caps of 30 to 50 are in use) differ visibly from plain ones.
@@ -61,7 +61,7 @@ class PolicyModel:
     @property
     def max_positions(self) -> int | None:
         """Longest sequence that the model has positions for; nothing = no limit stated."""
-        return getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
+        return max_positions(self.transformer.config)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Computes in `compute_dtype`."""
@@ -89,6 +89,12 @@ class PolicyModel:
         """Head on chosen decoder outputs, always in float32: log-probs are differences of large numbers."""
         with torch.autocast(self.device.type, enabled=False):
             return self.head(hidden_NH.float())
+
+
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """Longest sequence that a configuration has positions for; nothing = no limit stated."""
+    # Not every architecture has such a limit, so the attribute may be missing.
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

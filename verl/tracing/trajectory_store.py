@@ -62,10 +62,30 @@ SCHEMA = pa.schema(
 
 def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
     """Trajectories as an Arrow table with `SCHEMA`; secrets in messages and metadata are masked."""
-    return pa.Table.from_pylist([_row(trajectory) for trajectory in trajectories], schema=SCHEMA)
+    texts = mask([_texts(trajectory) for trajectory in trajectories])  # at once: it reads the environment each time
+    rows = [
+        {**_facts(trajectory), **_as_columns(masked)} for trajectory, masked in zip(trajectories, texts, strict=True)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _row(trajectory: Trajectory) -> dict[str, Any]:
+def _texts(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "messages": trajectory.messages,
+        "prompt_text": trajectory.prompt_text,
+        "response_text": trajectory.response_text,
+        "ground_truth": trajectory.ground_truth,
+        "extra_info": trajectory.extra_info,
+        "reward_details": trajectory.reward_details,
+    }
+
+
+def _as_columns(masked: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: _json(masked[name]) for name in ("messages", "ground_truth", "extra_info")}
+    return {**masked, **texts, "reward_details": list(masked["reward_details"].items())}
+
+
+def _facts(trajectory: Trajectory) -> dict[str, Any]:
     facts = trajectory.token_facts
     rollout = np.asarray(trajectory.rollout_logprobs, dtype=np.float32)
 
@@ -81,11 +101,6 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "rollout_n": trajectory.rollout_n,
         "validate": trajectory.validate,
         "data_source": trajectory.data_source,
-        "messages": _json(trajectory.messages),
-        "prompt_text": mask(trajectory.prompt_text),
-        "response_text": mask(trajectory.response_text),
-        "ground_truth": _json(trajectory.ground_truth),
-        "extra_info": _json(trajectory.extra_info),
         "prompt_ids": trajectory.prompt_ids,
         "response_ids": trajectory.response_ids,
         "response_mask": trajectory.response_mask,
@@ -93,7 +108,6 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "policy_version": trajectory.policy_version,
         "reward": trajectory.reward,
         "reward_parts": list(trajectory.reward_parts.items()),
-        "reward_details": list(mask(trajectory.reward_details).items()),
         "rollout_logprob": rollout.astype(np.float16),
         "train_minus_rollout_logprob": difference("old_logprob"),
         "ref_minus_rollout_logprob": difference("ref_logprob"),
@@ -105,7 +119,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(mask(value), ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def step_file(folder: Path, step: int, *, validate: bool) -> Path:

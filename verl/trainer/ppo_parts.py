@@ -13,7 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from verl.config import PPOConfig
 from verl.config.schema import RewardModelConfig
 from verl.data import Prompt, PromptDataset, load_train_prompts, load_val_prompts, num_steps, ordered_batches
-from verl.models.loading import load_critic, load_policy, load_reference, load_reward_model, load_tokenizer
+from verl.models.loading import (
+    context_length,
+    load_critic,
+    load_policy,
+    load_reference,
+    load_reward_model,
+    load_tokenizer,
+)
 from verl.models.lora import has_lora, load_adapter, reference_weights
 from verl.models.policy import PolicyModel
 from verl.models.value_model import ValueModel
@@ -62,6 +69,12 @@ class PPOParts:
         for rows in ordered_batches(len(self.val_prompts), batch_size):
             yield [self.val_prompts[row] for row in rows]
 
+    def origin(self, trajectory: Trajectory) -> str:
+        """File and row of its prompt, for messages."""
+        prompts = self.val_prompts if trajectory.validate else self.train_prompts
+        assert prompts is not None
+        return prompts.origin(trajectory.sample_index)
+
     async def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Fills in reward and parts of finished trajectories.
 
@@ -78,6 +91,7 @@ class PPOParts:
                 finish_reason=trajectory.finish_reason,
                 ground_truth=trajectory.ground_truth,
                 extra_info=trajectory.extra_info,
+                origin=self.origin(trajectory),
             )
             for trajectory in trajectories
         ]
@@ -95,20 +109,23 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
     settings, device = config.actor_rollout_ref, torch_device(config.trainer.device)
     model = settings.model
     tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+    # Prompts and rewards first: their mistakes should not wait for a large model to load.
+    context = context_length(model)
+    train_prompts = load_train_prompts(config.data, tokenizer, context)
+    val_prompts = load_val_prompts(config.data, tokenizer, context)
+    datasets = [train_prompts] if val_prompts is None else [train_prompts, val_prompts]
+    has_ground_truth = all(prompts.has_ground_truth for prompts in datasets)
+    rewards = build_reward(config.reward, _scorer(config.reward.model, device), has_ground_truth)
     trained = model if checkpoint is None else model.model_copy(update={"path": str(checkpoint / "actor")})
     policy = load_policy(model if model.lora.rank else trained, device, tokenizer=tokenizer)
     if model.lora.rank and checkpoint is not None:
         load_adapter(policy, checkpoint / "actor")
-    train_prompts = load_train_prompts(config.data, tokenizer, policy.max_positions)
-    val_prompts = load_val_prompts(config.data, tokenizer, policy.max_positions)
-    rewards = build_reward(config.reward, _scorer(config.reward.model, device), train_prompts.has_ground_truth)
     uses_reference = config.algorithm.use_kl_in_reward or settings.actor.use_kl_loss
     owns_reference = uses_reference and not (has_lora(policy) and settings.ref.path is None)
     critic = None
     if needs_critic(config.algorithm):
         critic_path = config.critic.path if checkpoint is None else str(checkpoint / "critic")
         critic = load_critic(config.critic.model_copy(update={"path": critic_path}), model, device)
-    datasets = [train_prompts] if val_prompts is None else [train_prompts, val_prompts]
     return PPOParts(
         tokenizer=tokenizer,
         train_prompts=train_prompts,

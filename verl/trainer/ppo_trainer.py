@@ -39,7 +39,7 @@ from verl.trainer.optimization import Optimization
 from verl.trainer.phases import PhaseTimer
 from verl.trainer.ppo_parts import PPOParts, actor_plan, build_parts, critic_plan, epochs_done, total_steps
 from verl.trainer.ppo_state import PPOState, save_models
-from verl.trainer.recording import log_embeddings, log_rollouts
+from verl.trainer.recording import log_embeddings, log_rollouts, record_environment
 from verl.trainer.run_opening import open_run
 from verl.trainer.scoring import score_logprobs, score_values
 from verl.trainer.signals import StopRequested, StopSignals
@@ -104,6 +104,7 @@ class PPOTrainer:
         except BaseException:
             run.directory.finish_attempt("failed")
             raise
+        self._environment = record_environment(run.directory, config, run.attempt)
         self.writer = self.tracking.writer
         self.global_step = self._done_steps = run.step
         self._validated: tuple[int, float] | None = None
@@ -345,6 +346,7 @@ class PPOTrainer:
     def _close(self, status: EndStatus, error: str | None) -> None:
         """Ends everything, each part whatever the others do."""
         self._trajectories.close()
+        self._environment.join()
         self._async.run(self.parts.engine.close())
         self._async.close()
         self.tracking.finish(status, error)
