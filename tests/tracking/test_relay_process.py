@@ -112,7 +112,9 @@ def test_a_killed_relay_is_started_again_by_the_training(tmp_path: Path) -> None
     assert state(tmp_path).status == "finished"
 
 
-@pytest.mark.parametrize("milliseconds", [0, 40, 90, 160])
+@pytest.mark.parametrize(
+    "milliseconds", [0, *(pytest.param(later, marks=pytest.mark.slow) for later in (20, 40, 90, 160))]
+)
 def test_when_both_are_killed_the_next_attempt_completes_without_repetition(
     milliseconds: int, train, tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_what_two_dead_processes_left_is_completed_by_hand(train, tmp_path: Path
     assert next(tmp_path.glob("events.out.tfevents.*")).stat().st_size >= before
 
 
+@pytest.mark.slow
 def test_the_next_attempt_waits_for_the_relay_of_a_killed_one(train, tmp_path: Path) -> None:
     process = train(steps=20)
     until(lambda: bool(relays(tmp_path)))
@@ -191,6 +194,7 @@ def test_the_relay_never_loads_torch_and_stays_small(train, tmp_path: Path) -> N
     assert relay.memory_info().rss < 120 * 2**20
 
 
+@pytest.mark.slow
 def test_a_tracker_that_cannot_be_imported_is_reported_and_others_are_fed(tmp_path: Path) -> None:
     (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
     sys.path.insert(0, str(tmp_path))
@@ -207,6 +211,7 @@ def test_a_tracker_that_cannot_be_imported_is_reported_and_others_are_fed(tmp_pa
     assert "no_such_package_at_all" in broken.last_error
 
 
+@pytest.mark.slow
 def test_the_relay_by_hand_finds_everything_in_the_journal(train, tmp_path: Path) -> None:
     process = train(steps=20)
     for relay in relays(tmp_path):

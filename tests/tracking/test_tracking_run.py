@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -261,3 +263,18 @@ def test_a_class_is_a_tracker_too(tmp_path: Path) -> None:
         tracking.log_metrics({"loss": 0.5}, 1)
     assert [logger.points("loss") for logger in Loud.made] == [[(1, 0.5)], [(1, 0.5)]]
     assert records(tmp_path, "run")[0].fields["trackers"] == ["Loud", "Loud-2"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("pass", "finished"), ("raise ValueError('no data')", "failed"), ("os._exit(1)", "crashed")]
+)
+def test_a_program_that_forgets_the_end_gets_one(ending: str, status: str, tmp_path: Path) -> None:
+    program = (
+        "import os\nfrom verl.tracking import Tracking\n"
+        f"Tracking('p', 'e', 'console', log_dir={str(tmp_path)!r}).log({{'loss': 0.5}}, step=1)\n{ending}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert RunDirectory.open(tmp_path).status == status
+    if status != "crashed":
+        assert "step 1  loss 0.5" in done.stdout
+        assert records(tmp_path, "finish")[0].fields["status"] == status

@@ -228,7 +228,7 @@ class FeedWorker:
         while True:
             ending = self._ending  # read before the last look, so that nothing is missed
             has_more = self.feed.pump()
-            if ending and self.feed.is_overtaken:
+            if (ending or self.feed.finish_record) and self.feed.is_overtaken:
                 self.feed.leave()
                 return
             if has_more:

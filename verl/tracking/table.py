@@ -110,3 +110,15 @@ def _unknown(name: str, available: list[str]) -> TrackerError:
     return TrackerError(
         f"unknown tracker {name!r} in trainer.logger. {hint}Available: {names}, or package.module:Class of your own"
     )
+
+
+def support_matrix() -> str:
+    """Write which built-in tracker shows which kind of record, as a Markdown table for the docs."""
+    classes = {name: load_tracker(name) for name in BUILTIN}
+    kinds = sorted({kind for tracker in classes.values() for kind in tracker.shows})
+    lines = ["| shows | " + " | ".join(classes) + " |", "|---|" + "---|" * len(classes)]
+    lines += [
+        f"| {kind} | " + " | ".join("yes" if kind in tracker.shows else "" for tracker in classes.values()) + " |"
+        for kind in kinds
+    ]
+    return "\n".join(lines)

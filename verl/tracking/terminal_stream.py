@@ -34,6 +34,11 @@ class TerminalStream(io.TextIOBase):
     def fileno(self) -> int:
         return self._descriptor
 
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
     def writable(self) -> bool:
         return True
 

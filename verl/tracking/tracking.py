@@ -7,6 +7,9 @@ with Tracking("stocks", "first try", ["console", "tensorboard"], config={"lr": 1
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,6 +85,7 @@ class Tracking(Recorder):
         self.metrics = MetricBuffer()
         self.writer = Writer(self)
         self._attempt = attempt
+        self._process = os.getpid()
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
         is_inline = not (defaults.async_log if async_log is None else async_log)
@@ -92,6 +96,7 @@ class Tracking(Recorder):
         except BaseException:
             directory.finish_attempt("failed", attempt)
             raise
+        atexit.register(self._finish_at_exit)
         if config is not None:
             self.log_config(config)
 
@@ -197,6 +202,7 @@ class Tracking(Recorder):
         if self._is_finished:
             return
         self._is_finished = True
+        atexit.unregister(self._finish_at_exit)
         try:
             self._append(Kind.FINISH, self.step, status=status, error=error)
             self._journal.sync()
@@ -207,6 +213,13 @@ class Tracking(Recorder):
             finally:
                 self._journal.close()
                 self.run_directory.finish_attempt(status, self._attempt)
+
+    def _finish_at_exit(self) -> None:
+        """For a program that ends without `finish`: nothing is lost either way, but its status would say crashed."""
+        if os.getpid() != self._process:  # a forked child
+            return
+        error = getattr(sys, "last_value", None)  # set by the interpreter when a traceback ended the program
+        self.__exit__(type(error) if error else None, error, None)
 
     def __enter__(self) -> Self:
         return self

@@ -46,11 +46,19 @@ class ConsoleLogger(TrainerLogger):
 
     def open(self, run: TrackedRun) -> None:
         stream = self.stream or terminal_stream()
-        self._console = _Console(file=stream, highlight=False, markup=False, emoji=False)
+        is_live = stream.isatty() and wants_color() if self._is_live is None else self._is_live
+        self._console = _Console(
+            file=stream,
+            force_terminal=is_live,
+            force_jupyter=False,
+            no_color=not is_live,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
         self._view = RunView(run, started=time.time())
         self._say(opening_line(run))
-        is_live = self._console.is_terminal and not self._console.is_dumb_terminal and wants_color()
-        if self._is_live if self._is_live is not None else is_live:
+        if is_live and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
             self._live.start()
 
