@@ -88,7 +88,9 @@ def kill_and_check(tmp_path: Path, kills: int) -> None:
     finish.start()
     finish.join(timeout=300)
     assert finish.exitcode == 0, output.read_text()[-3000:]
-    unbroken = processes.Process(target=train, args=(settings(model, tmp_path / "unbroken", steps), tmp_path / "other.txt"))
+    unbroken = processes.Process(
+        target=train, args=(settings(model, tmp_path / "unbroken", steps), tmp_path / "other.txt")
+    )
     unbroken.start()
     unbroken.join(timeout=1800)
     assert unbroken.exitcode == 0

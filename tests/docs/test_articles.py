@@ -123,10 +123,14 @@ def test_hooks_of_the_article_reach_tensorboard(workplace):
     trainer.train()
 
     events = events_of(workplace / "logs" / "ppo_opt125m_v1")
-    assert [event.value for event in events.Scalars("reward/skewness")] == pytest.approx([skew(r) for r in seen], rel=1e-6)
+    assert [event.value for event in events.Scalars("reward/skewness")] == pytest.approx(
+        [skew(r) for r in seen], rel=1e-6
+    )
     assert {"reward/dist", "reward/model_score"} <= set(events.Tags()["histograms"])
     assert [event.step for event in events.Scalars("my_metric")] == [1, 2]
-    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/prompt_response/text_summary")]
+    texts = [
+        event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/prompt_response/text_summary")
+    ]
     assert any(text.startswith("**Prompt:**") for text in texts)
     assert all(isinstance(rewards, np.ndarray) and rewards.shape == (4,) for rewards in seen)
 

@@ -98,7 +98,9 @@ def late(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-@pytest.mark.parametrize(("value", "said"), [("1 / 0", "division by zero"), ("float('nan')", "nan"), ("'yes'", "'yes'")])
+@pytest.mark.parametrize(
+    ("value", "said"), [("1 / 0", "division by zero"), ("float('nan')", "nan"), ("'yes'", "'yes'")]
+)
 def test_reward_that_fails_in_the_middle_keeps_the_steps_before(start, tmp_path, value, said):
     (tmp_path / "reward.py").write_text(REWARDS.format(value=value))
     code, error = start(f"reward.functions={tmp_path / 'reward.py'}:late", "trainer.val_before_train=false")
@@ -158,7 +160,9 @@ def small_disk(tmp_path):
     """A disk of 3 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a small disk is not permitted here")
     yield disk
@@ -178,10 +182,18 @@ def test_full_disk_ends_the_run_with_a_sentence_and_keeps_what_was_recorded(star
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_closes_and_gives_its_exit_code(make_config, model_folder, tmp_path, number, code):
-    command = [sys.executable, "-m", "verl.trainer.ppo_trainer", "trainer.total_steps=100000", "trainer.val_before_train=false"]
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.ppo_trainer",
+        "trainer.total_steps=100000",
+        "trainer.val_before_train=false",
+    ]
     command += [f"actor_rollout_ref.model.path={model_folder}", f"trainer.log_dir={tmp_path / 'run'}"]
     command += ["data.train_batch_size=2", "data.max_response_length=6", "actor_rollout_ref.rollout.n=2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("step 2/"):

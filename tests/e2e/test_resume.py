@@ -83,7 +83,9 @@ def test_resuming_from_an_earlier_checkpoint_puts_the_later_ones_aside(make_conf
     run = tmp_path / "run"
     PPOTrainer(make_config("trainer.save_freq=2")).train()
     checkpoint = run / "checkpoints" / "global_step_2"
-    PPOTrainer(make_config("trainer.save_freq=2", f"trainer.resume_from_checkpoint={checkpoint}", "trainer.total_steps=3")).train()
+    PPOTrainer(
+        make_config("trainer.save_freq=2", f"trainer.resume_from_checkpoint={checkpoint}", "trainer.total_steps=3")
+    ).train()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["global_step_2", "global_step_3"]
     aside = run / "superseded" / "attempt_1"
     assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["global_step_4", "global_step_6"]
@@ -107,7 +109,9 @@ def test_resuming_with_other_data_warns(make_config, tmp_path):
     PPOTrainer(make_config("trainer.total_steps=1")).train()
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "Say a", "ground_truth": "a"}\n{"prompt": "Say b", "ground_truth": "b"}\n')
-    PPOTrainer(make_config("trainer.total_steps=2", "trainer.resume_from_checkpoint=auto", f"data.train_files={data}")).train()
+    PPOTrainer(
+        make_config("trainer.total_steps=2", "trainer.resume_from_checkpoint=auto", f"data.train_files={data}")
+    ).train()
     notes = [record.fields["text"] for record in JournalReader(tmp_path / "run").records() if record.kind == "note"]
     assert any("training data differs" in note for note in notes)
 
@@ -133,5 +137,5 @@ def test_a_damaged_checkpoint_is_refused_with_a_way_out(make_config, tmp_path):
 
 
 def test_a_checkpoint_that_is_not_there_is_named(make_config, tmp_path):
-    with pytest.raises(CheckpointError, match="No checkpoint at .*global_step_9"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint at .*global_step_9"):
         PPOTrainer(make_config(f"trainer.resume_from_checkpoint={tmp_path}/run/checkpoints/global_step_9"))

@@ -76,7 +76,8 @@ def test_a_small_difference_of_large_logprobs_keeps_its_precision(tmp_path):
 
 
 def test_hostile_text_and_planted_secrets(tmp_path):
-    text = 'NUL \x00, quote ", [red]markup[/], \u202e right to left, emoji \U0001f600, sk-proj-abcdefghijklmnopqrstuvwxyz123456'
+    text = 'NUL \x00, quote ", [red]markup[/], \u202e right to left, emoji \U0001f600, '
+    text += "sk-proj-abcdefghijklmnopqrstuvwxyz123456"
     (row,) = written(tmp_path, [make(response_text=text, extra_info={"api_key": "planted-secret-value", "text": text})])
     assert "\U0001f600" in row["response_text"]
     assert "abcdefghijklmnopqrstuvwxyz123456" not in str(row)
@@ -97,7 +98,9 @@ def test_a_folder_that_cannot_be_written_is_told_at_the_next_call(tmp_path):
     (tmp_path / "steps").write_text("a file where a folder must be")
     store = TrajectoryStore(tmp_path)
     store.write(1, [make()], validate=False)
-    with pytest.raises(JournalError, match=r"trajectories of step_00000001 .*Free space there or set another trainer.log_dir"):
+    with pytest.raises(
+        JournalError, match=r"trajectories of step_00000001 .*Free space there or set another trainer.log_dir"
+    ):
         store.flush()
     store.close()
 

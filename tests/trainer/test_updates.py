@@ -26,7 +26,9 @@ def prepared(policy, trajectories, micro=None, critic=None) -> RolloutBatch:
     batch = RolloutBatch.of(trajectories, groups, CPU)
     logprobs_BT = score_logprobs(policy, batch, 1.0, micro).logprobs_BT
     # An old policy and a reference that differ a little, so that ratio, clipping and KL are in play.
-    batch = replace(batch, old_logprobs_BT=logprobs_BT + 0.3 * batch.rollout_logprobs_BT, ref_logprobs_BT=logprobs_BT - 0.1)
+    batch = replace(
+        batch, old_logprobs_BT=logprobs_BT + 0.3 * batch.rollout_logprobs_BT, ref_logprobs_BT=logprobs_BT - 0.1
+    )
     if critic is None:
         return estimate_advantages(batch, AlgorithmConfig(adv_estimator="grpo"), 0.0).batch
     batch = replace(batch, values_BT=score_values(critic, batch, micro))
@@ -129,7 +131,7 @@ def test_mini_batches_cover_every_trajectory_once_per_epoch_in_a_reproducible_or
     plan = UpdatePlan(epochs=3, mini_batch_size=4, micro_batch_size=None, shuffle=True, seed=11)
     steps = list(plan.mini_batches(10))
     assert [len(rows) for rows in steps] == [4, 4, 2] * 3
-    epochs = [sum(steps[start : start + 3], []) for start in (0, 3, 6)]
+    epochs = [[row for rows in steps[start : start + 3] for row in rows] for start in (0, 3, 6)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1]
     assert steps == list(plan.mini_batches(10))

@@ -21,8 +21,7 @@ class Tokenizer(Protocol):
     """What is used of a transformers tokenizer."""
 
     chat_template: Any
-    bos_token_id: int | None
-    eos_token_id: int | None
+    eos_token_id: Any
 
     def __call__(self, text: list[str], /, **kwargs: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, /, **kwargs: Any) -> Any: ...

@@ -142,7 +142,12 @@ def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:
-            pq.write_table(to_table(trajectories), file, compression="zstd", use_dictionary=["data_source", "finish_reason"])
+            pq.write_table(
+                to_table(trajectories),
+                file,
+                compression="zstd",
+                use_dictionary=["data_source", "finish_reason"],  # pyright: ignore[reportArgumentType] - the stubs know bool only
+            )
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)

@@ -56,8 +56,8 @@ def _export_merged(checkpoint: Path, target: Path) -> Path:
     settings = checkpoint.parent.parent / "config.yaml"
     if not settings.exists():
         raise CheckpointError(
-            f"{checkpoint} holds a LoRA adapter, and the model it belongs to is named in the run's config.yaml, which is "
-            f"missing at {settings}. Export from inside the run directory."
+            f"{checkpoint} holds a LoRA adapter, and the model it belongs to is named in the run's config.yaml, which "
+            f"is missing at {settings}. Export from inside the run directory."
         )
     model = load_config(settings).actor_rollout_ref.model
     tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)

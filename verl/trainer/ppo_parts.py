@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -108,7 +109,8 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
     """
     settings, device = config.actor_rollout_ref, torch_device(config.trainer.device)
     model = settings.model
-    tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+    # Any: transformers declares the special tokens of its tokenizers at run time only.
+    tokenizer: Any = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
     # Prompts and rewards first: their mistakes should not wait for a large model to load.
     context = context_length(model)
     train_prompts = load_train_prompts(config.data, tokenizer, context)
@@ -131,7 +133,9 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
         train_prompts=train_prompts,
         val_prompts=val_prompts,
         policy=policy,
-        reference=load_reference(model, device, tokenizer=tokenizer, path=settings.ref.path) if owns_reference else None,
+        reference=load_reference(model, device, tokenizer=tokenizer, path=settings.ref.path)
+        if owns_reference
+        else None,
         uses_reference=uses_reference,
         critic=critic,
         engine=HfEngine(policy, tokenizer, max_batch_size=settings.rollout.max_batch_size),

@@ -75,13 +75,15 @@ class PPOState:
             restore_random_states(state["random"])
         except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
             raise CheckpointError(
-                f"{path} cannot be continued from: {type(error).__name__}: {error}. It is damaged, or was saved by a run "
-                "with another model or optimizer; use an older checkpoint, or start anew from its actor/ folder with "
-                f"actor_rollout_ref.model.path={checkpoint / 'actor'}"
+                f"{path} cannot be continued from: {type(error).__name__}: {error}. It is damaged, or was saved by a "
+                "run with another model or optimizer; use an older checkpoint, or start anew from its actor/ folder "
+                f"with actor_rollout_ref.model.path={checkpoint / 'actor'}"
             ) from error
         warnings = []
         if state["data_fingerprint"] != self.data_fingerprint:
-            warnings.append("The training data differs from that of the checkpoint: the order of prompts is not continued.")
+            warnings.append(
+                "The training data differs from that of the checkpoint: the order of prompts is not continued."
+            )
         if self.critic_optimization is not None and state["critic_optimization"] is None:
             warnings.append("The checkpoint has no critic: it starts from the policy model.")
         return warnings

@@ -30,6 +30,7 @@ from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
 from verl.tracing.trajectory_store import TrajectoryStore
 from verl.tracking import Tracking, check_tracker
+from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts
 from verl.trainer.checkpoint import CheckpointStore, seed_everything
 from verl.trainer.estimation import estimate_advantages
@@ -140,7 +141,9 @@ class PPOTrainer:
         Raises:
             VerlError: A reward, a hook, the disk or the data failed; what was recorded before stays.
         """
-        status, error, stopped_by = "failed", None, None
+        status: EndStatus = "failed"
+        error: str | None = None
+        stopped_by: str | None = None
         try:
             with StopSignals(self._warn) as stop:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Thread
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -68,7 +69,8 @@ def sample_text(trajectory: Trajectory) -> str:
 
 def log_embeddings(tracking: Tracking, parts: PPOParts, step: int) -> None:
     """The policy's input embeddings with their tokens, for the projector."""
-    weight_VH = parts.policy.transformer.get_input_embeddings().weight.detach()[:MAX_EMBEDDING_ROWS]
+    embedding: Any = parts.policy.transformer.get_input_embeddings()
+    weight_VH = embedding.weight[:MAX_EMBEDDING_ROWS].detach()
     tokens = parts.tokenizer.convert_ids_to_tokens(list(range(min(len(weight_VH), len(parts.tokenizer)))))
     labels = [repr(token)[1:-1] for token in tokens]
     tracking.log_embedding("model/embeddings", weight_VH[: len(labels)].float().cpu().numpy(), labels, step)

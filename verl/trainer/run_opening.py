@@ -49,9 +49,7 @@ def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
     """
     path, checkpoint, notices = _locate(config, now)
     step = read_info(checkpoint).step if checkpoint else 0
-    directory = RunDirectory.create(
-        path, project=config.trainer.project_name, experiment=experiment_name(config, now)
-    )
+    directory = RunDirectory.create(path, project=config.trainer.project_name, experiment=experiment_name(config, now))
     continues = checkpoint is not None and checkpoint.parent == directory.checkpoints.resolve()
     attempt = directory.start_attempt(resumed_from=checkpoint if continues else None)
     if attempt > 1 and not continues:

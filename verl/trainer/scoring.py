@@ -33,5 +33,3 @@ def score_values(critic: ValueModel, batch: RolloutBatch, size: int | None) -> T
         values = token_values(critic, batch.rows(rows).model_batch())
         values_BT[rows, : values.shape[1]] = values
     return values_BT
-
-

@@ -157,4 +157,3 @@ def _mean_reward(trajectories: Sequence[Trajectory]) -> float:
 def _add_mean(metrics: MetricBuffer, key: str, moments: Moments) -> None:
     if moments.count:
         metrics.add(key, moments.mean, moments.count)
-

@@ -45,7 +45,11 @@ class UpdatePlan:
         """Row indices of each optimizer step; the order is a pure function of the seed."""
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.epochs):
-            order = torch.randperm(num_trajectories, generator=generator) if self.shuffle else torch.arange(num_trajectories)
+            order = (
+                torch.randperm(num_trajectories, generator=generator)
+                if self.shuffle
+                else torch.arange(num_trajectories)
+            )
             for rows in order.split(self.mini_batch_size):
                 yield rows.tolist()
 
@@ -134,9 +138,7 @@ def _actor_terms(
 ) -> _ActorTerms:
     assert batch.old_logprobs_BT is not None
     assert batch.advantages_BT is not None
-    scored = token_logprobs(
-        policy, batch.model_batch(), temperature, entropy_gradient=config.entropy_coeff != 0.0
-    )
+    scored = token_logprobs(policy, batch.model_batch(), temperature, entropy_gradient=config.entropy_coeff != 0.0)
     loss = ppo_policy_loss(
         scored.logprobs_BT,
         batch.old_logprobs_BT,
