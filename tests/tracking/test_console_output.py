@@ -89,8 +89,14 @@ def test_a_logged_step_is_one_plain_line(plain: ConsoleLogger) -> None:
 
 
 def test_validation_is_a_line_of_its_own(plain: ConsoleLogger) -> None:
-    plain.log_metrics({"val/reward_mean": 0.6, "val/stocks/reward_mean": 0.7, "val/truncated_fraction": 0.0}, 20)
-    assert lines(plain)[-1] == ("validation at step 20  reward 0.6  stocks/reward_mean 0.7  truncated_fraction 0")
+    results = {"reward_mean": 0.6, "truncated_fraction": 0.0, "stocks/reward_mean": 0.7, "stocks/format": 1.0}
+    plain.log_metrics({f"val/{key}": value for key, value in {**results, "loss": 0.3}.items()}, 20)
+    assert lines(plain)[-1] == "validation at step 20  reward 0.6  truncated 0  stocks 0.7  loss 0.3"
+
+
+def test_validation_over_many_sources_stays_short(plain: ConsoleLogger) -> None:
+    plain.log_metrics({f"val/source_{index}/reward_mean": 0.5 for index in range(20)}, 1)
+    assert lines(plain)[-1].endswith("source_7 0.5  and 12 more")
 
 
 def test_the_summary_says_how_it_went_and_where_all_lies(

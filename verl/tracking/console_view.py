@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl.tracking.logger import RunStatus, TrackedRun
-from verl.tracking.run_view import BEST, ON_ONE_LINE, REWARD, TELLING, Curve, RunView, TrackerReport, checkpoints_in
+from verl.tracking.run_view import ON_ONE_LINE, REWARD, TELLING, Curve, RunView, TrackerReport, checkpoints_in
 from verl.tracking.terminal_text import duration, number, one_line, pace, sparkline
 
 _WIDE = 110
@@ -21,6 +21,9 @@ _LONGEST_NAME = 22
 _CHANGE_WIDTH = 11
 _VALUE_WIDTH = 9
 _MOST_PHASES = 5
+_MOST_RESULTS = 8
+_OVER_ALL = {"reward_mean": "reward", "length/response_mean": "length", "truncated_fraction": "truncated"}
+_OF_SOURCE = "/reward_mean"
 _STATUS = {
     "finished": ("finished", "bold green"),
     "failed": ("FAILED", "bold red"),
@@ -136,14 +139,21 @@ def step_line(view: RunView, metrics: Mapping[str, float], step: int) -> Text | 
 def validation_line(metrics: Mapping[str, float], step: int) -> Text | None:
     """One line for validation results, nothing if there are none.
 
-    Example: `validation at step 20  reward 0.61  stocks/reward_mean 0.7`.
+    Of each data source its reward, not the parts of it: those are for the trackers.
+
+    Example: `validation at step 20  reward 0.61  length 84  truncated 0.02  stocks 0.7  bonds 0.52`.
     """
     results = {key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")}
     if not results:
         return None
-    mean = results.pop(BEST.removeprefix("val/"), None)
-    parts = [f"validation at step {step}"] + ([] if mean is None else [f"reward {number(mean)}"])
-    parts += [f"{one_line(name, 60)} {number(value)}" for name, value in results.items()]
+    parts = [f"validation at step {step}"]
+    parts += [f"{name} {number(results.pop(key))}" for key, name in _OVER_ALL.items() if key in results]
+    sources = {key.removesuffix(_OF_SOURCE): value for key, value in results.items() if key.endswith(_OF_SOURCE)}
+    others = {key: value for key, value in results.items() if key.partition("/")[0] not in sources}
+    shown = [f"{one_line(name, 60)} {number(value)}" for name, value in (sources | others).items()]
+    parts += shown[:_MOST_RESULTS]
+    if len(shown) > _MOST_RESULTS:
+        parts.append(f"and {len(shown) - _MOST_RESULTS} more")
     return Text("  ".join(parts), "green")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, ClassVar, TextIO
 
@@ -18,6 +19,7 @@ from verl.tracking.terminal_stream import terminal_stream
 from verl.tracking.terminal_text import one_line
 
 _SECONDS_BETWEEN_DRAWINGS = 0.25
+_SECONDS_BETWEEN_CLOCKS = 1.0  # when only the time has moved on
 _LONGEST_MESSAGE = 300
 _LEVEL_STYLE = {"info": "dim", "warning": "yellow", "error": "bold red"}
 
@@ -42,7 +44,8 @@ class ConsoleLogger(TrainerLogger):
         self.stream = stream
         self._is_live = is_live
         self._live: Live | None = None
-        self._next_drawing = 0.0
+        self._last_drawing = -math.inf
+        self._has_news = True
 
     def open(self, run: TrackedRun) -> None:
         stream = self.stream or terminal_stream()
@@ -66,6 +69,7 @@ class ConsoleLogger(TrainerLogger):
         self._view.reach(step - 1, time.time())
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._has_news = True
         self._view.reach(step, self.moment.time)
         self._view.take(metrics, step)
         if not self._live and (line := step_line(self._view, metrics, step)):
@@ -88,9 +92,11 @@ class ConsoleLogger(TrainerLogger):
 
     def flush(self) -> None:
         now = time.monotonic()
-        if self._live and now >= self._next_drawing:
+        pause = _SECONDS_BETWEEN_DRAWINGS if self._has_news else _SECONDS_BETWEEN_CLOCKS
+        if self._live and now - self._last_drawing >= pause:
             self._draw(self._live)
-            self._next_drawing = max(now, time.monotonic()) + _SECONDS_BETWEEN_DRAWINGS
+            self._last_drawing = time.monotonic()
+            self._has_news = False
 
     def finish(self, status: RunStatus) -> None:
         if self._live:
