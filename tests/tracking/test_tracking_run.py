@@ -182,6 +182,19 @@ def test_files_are_kept_in_the_run(
     assert "missing" in warnings(tmp_path)[0]
 
 
+def test_a_text_too_large_for_a_record_is_a_warning(tracking: Tracking, tmp_path: Path) -> None:
+    tracking.log_text("novel", "x" * (65 * 2**20), 1)
+    tracking.log_text("note", "short", 1)
+    assert [record.fields["tag"] for record in records(tmp_path, "text")] == ["note"]
+    assert "too large" in warnings(tmp_path)[0]
+
+
+def test_a_table_or_path_that_is_none_is_a_warning(tracking: Tracking, tmp_path: Path) -> None:
+    tracking.log_table("t", ["a"], [1, 2], 1)  # type: ignore[list-item]
+    tracking.log_artifact("a\0b")
+    assert len(warnings(tmp_path)) == 2
+
+
 def test_names_cannot_leave_the_run_directory(tracking: Tracking, tmp_path: Path) -> None:
     tracking.log_image("../../evil\0name", np.zeros((2, 2)), 1, "HW")
     (record,) = records(tmp_path, "artifact")

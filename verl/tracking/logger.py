@@ -13,6 +13,9 @@ All other methods do nothing until you write them. They are called one at a time
 happened, from a thread that is never the training thread: a tracker may be slow and may raise.
 """
 
+# The methods without a body are optional, not forgotten.
+# ruff: noqa: B027
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -140,37 +143,37 @@ class TrainerLogger(ABC):
     def log_config(self, config: dict[str, Any]) -> None:
         """Show the resolved configuration (nested, secrets masked)."""
 
-    def open(self, run: TrackedRun) -> None:  # noqa: B027 - the methods below are optional, not forgotten
+    def open(self, run: TrackedRun) -> None:
         """Begin. Called once, before everything else, in the thread of the later calls."""
 
-    def log_text(self, tag: str, text: str, step: int) -> None:  # noqa: B027
+    def log_text(self, tag: str, text: str, step: int) -> None:
         """Show a text; Markdown where the tracker can."""
 
-    def log_histogram(self, tag: str, histogram: Histogram, step: int) -> None:  # noqa: B027
+    def log_histogram(self, tag: str, histogram: Histogram, step: int) -> None:
         """Show a distribution."""
 
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:  # noqa: B027
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """Show a table, such as validation generations."""
 
-    def log_embedding(self, embedding: Embedding, step: int) -> None:  # noqa: B027
+    def log_embedding(self, embedding: Embedding, step: int) -> None:
         """Show points of a high-dimensional space."""
 
-    def log_artifact(self, artifact: Artifact, step: int) -> None:  # noqa: B027
+    def log_artifact(self, artifact: Artifact, step: int) -> None:
         """Show or store a file; `artifact.type == "image"` is a PNG to be seen."""
 
-    def log_trajectory(self, trajectory: Mapping[str, Any], step: int) -> None:  # noqa: B027
+    def log_trajectory(self, trajectory: Mapping[str, Any], step: int) -> None:
         """Show one rollout."""
 
-    def alert(self, title: str, text: str, level: AlertLevel) -> None:  # noqa: B027
+    def alert(self, title: str, text: str, level: AlertLevel) -> None:
         """Tell people something that they should know."""
 
-    def purge(self, to_step: int) -> None:  # noqa: B027
+    def purge(self, to_step: int) -> None:
         """The run goes on from `to_step`: what was shown for later steps is superseded."""
 
-    def progress(self, step: int) -> None:  # noqa: B027
+    def progress(self, step: int) -> None:
         """Training begins this step, logged or not. Only the console, in the training process, hears of it."""
 
-    def flush(self) -> None:  # noqa: B027
+    def flush(self) -> None:
         """Make everything so far durable and visible. Called often; what was flushed is never sent again."""
 
     def state(self) -> dict[str, Any]:
@@ -181,8 +184,8 @@ class TrainerLogger(ABC):
         """How a person gets to see it: a command or an address; shown when the run ends."""
         return ""
 
-    def finish(self, status: RunStatus) -> None:  # noqa: B027
+    def finish(self, status: RunStatus) -> None:
         """End: the run's true status. Nothing but `close` is called after it."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of files and connections without an end: the run goes on, fed by another process."""

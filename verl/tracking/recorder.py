@@ -118,7 +118,11 @@ class Recorder(ABC):
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         """Log a table, such as validation generations: one row per sample, cells of plain types."""
-        titles, cells = [str(column) for column in columns], [list(row) for row in rows]
+        try:
+            titles, cells = [str(column) for column in columns], [list(row) for row in rows]
+        except TypeError:
+            self.warn_once(f"table {name}", f"table {name!r} is not logged: its columns or a row cannot be listed")
+            return
         self._append(Kind.TABLE, self._step_of(step), name=str(name), columns=titles, rows=cells)
 
     def log_image(
@@ -191,7 +195,7 @@ class Recorder(ABC):
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a file or folder; one that lies outside the run directory is copied into it."""
-        source = Path(path)
+        source = Path(str(path))
         facts = dict(metadata or {})
         self._log_file(name or source.name, type, self._step_of(step), lambda: inside(self.home, source), facts)
 
@@ -210,7 +214,7 @@ class Recorder(ABC):
     ) -> None:
         try:
             path = write()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a full disk, a missing file, a name that no file can have
             self.warn_once(f"{type} {name}", f"{type} {name!r} is not logged: {error}")
             return
         self._append(Kind.ARTIFACT, step, name=str(name), path=path, type=type, metadata=metadata, **_at(walltime))

@@ -234,7 +234,12 @@ class Tracking(Recorder):
             self.finish(status, f"{type(error).__name__}: {error}")
 
     def _append(self, kind: str, step: int | None, **fields: Any) -> None:
-        self._trackers.push(self._journal.append(kind, step, **fields))
+        try:
+            record = self._journal.append(kind, step, **fields)
+        except ValueError as error:  # such as a text of more megabytes than a record may have
+            self.warn_once(f"{kind} record", f"not logged: {error}")
+            return
+        self._trackers.push(record)
 
 
 @dataclass(frozen=True, slots=True)
