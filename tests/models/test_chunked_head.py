@@ -40,8 +40,8 @@ def test_values_and_gradients_equal_those_of_the_full_softmax(tokens, vocabulary
     actual = linear_logprobs(hidden, weight, bias, target, temperature, chunk)
     expected_gradients = torch.autograd.grad(loss(expected), leaves)
     actual_gradients = torch.autograd.grad(loss(actual), leaves)
-    torch.testing.assert_close(actual, expected, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(actual_gradients, expected_gradients, atol=5e-6, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual_gradients, expected_gradients, atol=5e-5, rtol=1e-4)
 
 
 def test_the_gradient_of_log_probs_alone_is_that_of_the_full_softmax_to_1e_6():

@@ -75,7 +75,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(model_folder):
     gradients = []
     for checkpointing in (False, True):
         policy = load(model_folder, gradient_checkpointing=checkpointing)
-        assert policy.decoder.gradient_checkpointing == checkpointing
+        assert policy.transformer.get_decoder().gradient_checkpointing == checkpointing
         token_logprobs(policy, batch, 1.0).logprobs_BT.sum().backward()
         gradients.append([parameter.grad for parameter in policy.network.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])

@@ -1,12 +1,12 @@
 """From trajectories to tensors: one right-padded batch with an index of the predicting positions.
 
-Shapes: B trajectories, L prompt + response, T response.
+Shapes: B trajectories, L prompt + response, T response, P unique prompts, K prompt tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -46,6 +46,8 @@ class ModelBatch:
         response_ids_BT: Response, padded with 0.
         response_mask_BT: True where the token is the policy's own (trainable).
         predictor_BT: Column of `input_ids_BL` whose output predicts the response token; 0 at padding.
+        prompt_ids_PK: Each prompt once, left-padded. prompt_mask_PK: 1 for prompt, 0 for padding.
+        prompt_index_B: Which of them each trajectory continues.
     """
 
     input_ids_BL: torch.Tensor
@@ -54,17 +56,13 @@ class ModelBatch:
     response_ids_BT: torch.Tensor
     response_mask_BT: torch.Tensor
     predictor_BT: torch.Tensor
+    prompt_ids_PK: torch.Tensor
+    prompt_mask_PK: torch.Tensor
+    prompt_index_B: torch.Tensor
 
     def to(self, device: torch.device | str) -> ModelBatch:
         """The same batch on `device`."""
-        return ModelBatch(
-            input_ids_BL=self.input_ids_BL.to(device),
-            attention_mask_BL=self.attention_mask_BL.to(device),
-            position_ids_BL=self.position_ids_BL.to(device),
-            response_ids_BT=self.response_ids_BT.to(device),
-            response_mask_BT=self.response_mask_BT.to(device),
-            predictor_BT=self.predictor_BT.to(device),
-        )
+        return ModelBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> torch.Tensor:
@@ -78,6 +76,14 @@ def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> torch.T
     for index, row in enumerate(rows):
         padded[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
     return padded
+
+
+def pad_left(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integer rows left-padded with 0, and a mask of 1 where they are."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    return ids.view(len(rows), width), (torch.arange(width) >= width - lengths[:, None]).long()
 
 
 def pad_batch(trajectories: Sequence[TokenSequence], device: torch.device | str = "cpu") -> ModelBatch:
@@ -105,6 +111,9 @@ def pad_batch(trajectories: Sequence[TokenSequence], device: torch.device | str 
     position_L = torch.arange(input_ids_BL.shape[1])
     index_T = torch.arange(response_ids_BT.shape[1])
     is_response_BT = index_T < response_length_B[:, None]
+    prompts = [tuple(row.prompt_ids) for row in trajectories]
+    number_of = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    prompt_ids_PK, prompt_mask_PK = pad_left(list(number_of))
     return ModelBatch(
         input_ids_BL=input_ids_BL,
         attention_mask_BL=position_L < (prompt_length_B + response_length_B)[:, None],
@@ -112,4 +121,7 @@ def pad_batch(trajectories: Sequence[TokenSequence], device: torch.device | str 
         response_ids_BT=response_ids_BT,
         response_mask_BT=pad_rows([row.response_mask for row in trajectories], response_ids_BT.shape[1]).bool(),
         predictor_BT=torch.where(is_response_BT, index_T + prompt_length_B[:, None] - 1, 0),
+        prompt_ids_PK=prompt_ids_PK,
+        prompt_mask_PK=prompt_mask_PK,
+        prompt_index_B=torch.tensor([number_of[prompt] for prompt in prompts], dtype=torch.long),
     ).to(device)

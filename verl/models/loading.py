@@ -21,7 +21,7 @@ from transformers import (
 from verl.config.schema import CriticConfig, ModelConfig, RewardModelConfig
 from verl.errors import ModelError
 from verl.models.lora import wrap_with_lora
-from verl.models.policy import PolicyModel, max_positions, autocast
+from verl.models.policy import PolicyModel, autocast, max_positions
 from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, check_folder, quiet_transformers, resolve_source
 from verl.models.value_model import ValueModel

@@ -1,6 +1,7 @@
 """Log-prob and entropy of response tokens.
 
-Shapes: B trajectories, L prompt + response, T response, N selected tokens, H hidden, V vocabulary.
+Shapes: B trajectories, L prompt + response, T response, N selected tokens,
+X hidden width or vocabulary.
 """
 
 from __future__ import annotations
@@ -45,16 +46,12 @@ def token_logprobs(
     """
     scale = temperature if temperature > 0 else 1.0
     rows_N, index_N = batch.response_mask_BT.nonzero(as_tuple=True)
-    column_N = batch.predictor_BT[rows_N, index_N]
     target_N = batch.response_ids_BT[rows_N, index_N]
+    outputs_NX = policy.response_outputs(batch, (rows_N, index_N))
     if policy.has_plain_head:
-        hidden_NH = policy.hidden_states(batch.input_ids_BL)[rows_N, column_N]
-        logprob_N, entropy_N = linear_logprobs(hidden_NH, policy.head.weight, policy.head.bias, target_N, scale)
+        logprob_N, entropy_N = linear_logprobs(outputs_NX, policy.head.weight, policy.head.bias, target_N, scale)
     else:
-        width = batch.input_ids_BL.shape[1]
-        first = int(column_N.min()) if column_N.numel() else width - 1
-        logits_NV = policy.own_logits(batch.input_ids_BL, width - first)[rows_N, column_N - first]
-        logprob_N, entropy_N = logits_logprobs(logits_NV, target_N, scale)
+        logprob_N, entropy_N = logits_logprobs(outputs_NX, target_N, scale)
     if not entropy_gradient:
         entropy_N = entropy_N.detach()
     empty_BT = torch.zeros(batch.response_mask_BT.shape, device=logprob_N.device)

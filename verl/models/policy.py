@@ -1,11 +1,10 @@
 """A causal language model and what was found out about it at load.
 
-Shapes: B rows, L tokens, H hidden, V vocabulary.
+Shapes: B rows, L tokens, N selected tokens, H hidden, V vocabulary, X outputs (H or V).
 """
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from verl.models.batching import ModelBatch
+from verl.models.causal_forward import CausalForward
+from verl.models.response_outputs import probe_sharing, response_outputs
 
 _PROBE_TOKENS = 4
 # Large enough that soft-capped logits (caps of 30 to 50 are in use) differ visibly from plain ones.
@@ -29,33 +32,47 @@ class PolicyModel:
     Attributes:
         network: What is trained: the transformers model, or peft's wrapper around it.
         transformer: The transformers model itself (`network` without the wrapper; same weights).
-        decoder: The transformers model without its head.
         head: Its LM head; a plain linear layer if `has_plain_head`.
+        forward: The decoder if `has_plain_head`, else the whole model.
         compute_dtype: float32, or bfloat16 (autocast over float32 weights).
         device: Where the weights are.
         has_plain_head: Whether logits are `head(decoder output)` and nothing else, so that the head may be
             applied to chosen positions only. False with soft-capping, logit scales and the like.
+        can_pad: Whether left padding and a cache give what plain rows give, so that prompts can be shared.
     """
 
     network: nn.Module
     transformer: PreTrainedModel
-    decoder: nn.Module
     head: nn.Linear
+    forward: CausalForward
     compute_dtype: torch.dtype
     device: torch.device
     has_plain_head: bool
+    can_pad: bool
 
     @classmethod
     def build(cls, network: nn.Module, transformer: PreTrainedModel, compute_dtype: torch.dtype) -> PolicyModel:
-        """Looks the parts up and probes the head."""
+        """Looks the parts up and probes what the model can do; train mode stays as it was."""
+        was_training = network.training
+        network.eval()
+        has_plain_head = probe_plain_head(transformer)
+        if has_plain_head:
+            forward = CausalForward(transformer.get_decoder(), "last_hidden_state")
+        else:
+            forward = CausalForward(transformer, "logits")
+        device = transformer.device
+        with autocast(device, compute_dtype):
+            can_pad = probe_sharing(forward, transformer.config, device, compute_dtype)
+        network.train(was_training)
         return cls(
             network=network,
             transformer=transformer,
-            decoder=transformer.get_decoder(),
             head=transformer.get_output_embeddings(),  # pyright: ignore[reportArgumentType]
+            forward=forward,
             compute_dtype=compute_dtype,
-            device=transformer.device,
-            has_plain_head=probe_plain_head(transformer),
+            device=device,
+            has_plain_head=has_plain_head,
+            can_pad=can_pad,
         )
 
     @property
@@ -67,28 +84,21 @@ class PolicyModel:
         """Computes in `compute_dtype`."""
         return autocast(self.device, self.compute_dtype)
 
-    def hidden_states(self, input_ids_BL: torch.Tensor) -> torch.Tensor:
-        """Decoder output [B, L, H] for right-padded rows.
+    def response_outputs(self, batch: ModelBatch, selected: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Hidden states [N, H] (plain head) or logits [N, V] that predict the selected response tokens."""
+        can_share = self.can_pad and can_cache(self.network)
+        with self.autocast():
+            return response_outputs(self.forward, self.transformer.config, batch, selected, can_share=can_share)
 
-        The mask is all ones on purpose: to the right of the last real token a causal model sees nothing of the
-        padding, and without padding in the mask attention takes its quick causal path.
+    def logits(self, outputs_NX: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [N, V] of what `forward` gave.
+
+        The head runs in float32 even under autocast: log-probs are differences of large numbers.
         """
-        with self.autocast():
-            mask_BL = torch.ones_like(input_ids_BL)
-            return self.decoder(input_ids=input_ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
-
-    def own_logits(self, input_ids_BL: torch.Tensor, last: int) -> torch.Tensor:
-        """The model's own float32 logits [B, last, V] at the last `last` columns of right-padded rows."""
-        keep = {"logits_to_keep": last} if "logits_to_keep" in forward_parameters(self.transformer) else {}
-        with self.autocast():
-            mask_BL = torch.ones_like(input_ids_BL)
-            logits = self.transformer(input_ids=input_ids_BL, attention_mask=mask_BL, use_cache=False, **keep).logits
-        return logits[:, -last:].float()
-
-    def head_logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Head on chosen decoder outputs, always in float32: log-probs are differences of large numbers."""
+        if not self.has_plain_head:
+            return outputs_NX.float()
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(hidden_NH.float())
+            return self.head(outputs_NX.float())
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:
@@ -102,9 +112,9 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def forward_parameters(module: nn.Module) -> frozenset[str]:
-    """Names that `module.forward` takes."""
-    return frozenset(inspect.signature(module.forward).parameters)
+def can_cache(network: nn.Module) -> bool:
+    """Whether the network keeps a key-value cache now: transformers drops it when it recomputes activations."""
+    return not (network.training and any(getattr(m, "gradient_checkpointing", False) for m in network.modules()))
 
 
 @torch.no_grad()

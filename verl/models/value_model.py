@@ -13,7 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from verl.models.batching import ModelBatch
-from verl.models.policy import autocast
+from verl.models.causal_forward import CausalForward
+from verl.models.policy import autocast, can_cache
+from verl.models.response_outputs import probe_sharing, response_outputs
 from verl.models.source import quiet_transformers
 
 HEAD_FILE = "value_head.safetensors"
@@ -35,17 +37,22 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.compute_dtype = compute_dtype
+        self._forward = CausalForward(backbone, "last_hidden_state")
+        backbone.eval()
+        with autocast(backbone.device, compute_dtype):
+            self._can_pad = probe_sharing(self._forward, backbone.config, backbone.device, compute_dtype)
+        backbone.train()
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.value_head.weight.device
 
-    def forward(self, input_ids_BL: torch.Tensor) -> torch.Tensor:
-        """Decoder output [B, L, H] of right-padded rows (see `PolicyModel.hidden_states` on the mask)."""
+    def response_outputs(self, batch: ModelBatch, selected: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Hidden states [N, H] before the selected response tokens."""
+        can_share = self._can_pad and can_cache(self.backbone)
         with autocast(self.device, self.compute_dtype):
-            mask_BL = torch.ones_like(input_ids_BL)
-            return self.backbone(input_ids=input_ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
+            return response_outputs(self._forward, self.backbone.config, batch, selected, can_share=can_share)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Writes a folder that `load_critic` reads: the backbone as transformers does, the head beside it."""
@@ -70,6 +77,6 @@ def token_values(model: ValueModel, batch: ModelBatch) -> torch.Tensor:
         Values [B, T], float32; 0 where `response_mask_BT` is false.
     """
     rows_N, index_N = batch.response_mask_BT.nonzero(as_tuple=True)
-    hidden_NH = model(batch.input_ids_BL)[rows_N, batch.predictor_BT[rows_N, index_N]]
+    hidden_NH = model.response_outputs(batch, (rows_N, index_N))
     value_N = model.value_head(hidden_NH.float()).squeeze(-1)
     return torch.zeros(batch.response_mask_BT.shape, device=value_N.device).index_put((rows_N, index_N), value_N)

@@ -43,8 +43,7 @@ class HfEngine:
         self._matcher = StopStringMatcher(tokenizer)
         self._end_ids = _end_ids(policy, tokenizer)
         self._version = 0
-        with self._sampling_mode():
-            self._model = CachedModel(policy)
+        self._model = CachedModel(policy)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Samples one completion per request, in the order of the requests.
@@ -108,7 +107,7 @@ class HfEngine:
         batch: list[int] = []
         for index in order:
             is_new_length = batch and len(requests[index].prompt_ids) != len(requests[batch[0]].prompt_ids)
-            if len(batch) == size or (is_new_length and not self._model.can_pad):
+            if len(batch) == size or (is_new_length and not self._policy.can_pad):
                 yield batch
                 batch = []
             batch.append(index)
