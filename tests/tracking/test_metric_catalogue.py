@@ -50,7 +50,7 @@ def test_promised_metrics_are_declared(key: str) -> None:
     assert lookup(key) is not None
 
 
-@pytest.mark.parametrize("key", ["my_metric", "reward/skewness", "val/a/b/c", "reward/parts/", "timing/a/b", ""])
+@pytest.mark.parametrize("key", ["my_metric", "reward/skewness", "reward/parts/", "timing/", ""])
 def test_other_keys_are_the_users(key: str) -> None:
     assert lookup(key) is None
 
@@ -100,17 +100,19 @@ def test_a_plain_name_stays(name: str) -> None:
 def test_names_that_look_alike_stay_apart() -> None:
     names = ["openai/gsm8k", "openai-gsm8k", "openai gsm8k", "OpenAI/gsm8k", "openai_gsm8k", "数学", "物理", "", " "]
     assert len({sanitize_name(name) for name in names}) == len(names)
-    assert sanitize_name("openai/gsm8k").startswith("openai_gsm8k_")
+    assert sanitize_name("openai/gsm8k") == "openai/gsm8k"
+    assert sanitize_name("openai gsm8k").startswith("openai_gsm8k_")
 
 
 @given(st.text(max_size=200))
 def test_any_text_becomes_a_name(text: str) -> None:
     name = sanitize_name(text)
-    assert re.fullmatch(r"[a-z0-9_]{1,64}", name)
+    assert re.fullmatch(r"[A-Za-z0-9_./-]{1,64}", name)
+    assert all(part and part not in (".", "..") for part in name.split("/"))
     assert sanitize_name(text) == name
     assert sanitize_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["reward_mean", "response_mean"])
+@pytest.mark.parametrize("name", ["reward_mean", "response_mean", "a/reward_mean"])
 def test_a_part_cannot_take_the_place_of_a_built_in_metric(name: str) -> None:
     assert sanitize_name(name) != name

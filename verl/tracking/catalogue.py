@@ -28,7 +28,7 @@ REWARD = (
     MetricSpec("reward/episode_reward_std", _MEAN, "", _WATCH, "Standard deviation of the trajectory rewards.", "above 0: without spread nothing is learned"),
     MetricSpec("reward/episode_reward_min", _MIN, "", _UP, "Smallest trajectory reward."),
     MetricSpec("reward/episode_reward_max", _MAX, "", _UP, "Largest trajectory reward."),
-    MetricSpec("reward/parts/<name>", _MEAN, "", _UP, "Mean unweighted value of one reward part.", absent_when="the reward has one unnamed part"),
+    MetricSpec("reward/parts/<name>", _MEAN, "", _UP, "Mean unweighted value of one reward part."),
     MetricSpec("reward/group_zero_variance_fraction", _MEAN, "fraction", _DOWN, "Share of prompt groups whose trajectories all got the same reward; with a group-relative estimator they teach nothing.", "below 0.5", "one sample per prompt"),
 )
 KL = (
@@ -136,7 +136,7 @@ CATALOGUE: dict[str, MetricSpec] = {spec.key: spec for section in SECTIONS.value
 
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
 _PATTERNS = tuple(
-    (re.compile("[^/]+".join(re.escape(part) for part in _PLACEHOLDER.split(key))), spec)
+    (re.compile(".+".join(re.escape(part) for part in _PLACEHOLDER.split(key))), spec)
     for key, spec in CATALOGUE.items()
     if "<" in key
 )
@@ -156,8 +156,8 @@ def lookup(key: str) -> MetricSpec | None:
     return next((spec for pattern, spec in _PATTERNS if pattern.fullmatch(key)), None)
 
 
-_NAME = re.compile(r"[a-z0-9_]+")
-_NOT_NAME = re.compile(r"[^a-z0-9]+")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_NOT_NAME = re.compile(r"[^A-Za-z0-9]+")
 _RESERVED = frozenset({"reward_mean", "response_mean"})  # last parts of fixed keys under `val/`
 _LONGEST_NAME = 64
 
@@ -165,20 +165,20 @@ _LONGEST_NAME = 64
 def sanitize_name(text: str) -> str:
     """Turn a data source or part name into one that metric keys may hold.
 
-    A name that already is `[a-z0-9_]` stays as it is. Any other one is put in lower case, other characters
-    become `_`, and six hexadecimal digits of its hash are added, so that `openai/gsm8k`, `openai-gsm8k` and
-    `GSM8K!` never share a key. The same text always gives the same name.
+    A name of letters, digits, `_`, `.`, `-` and inner `/`, such as `openai/gsm8k`, stays as it is. In any other one
+    the other characters become `_`, and six hexadecimal digits of its hash are added, so that `math!` and `math?`
+    never share a key. The same text always gives the same name.
 
     Args:
         text: Any text.
 
     Returns:
-        A name of `[a-z0-9_]`, 1 to 64 characters, that is neither `reward_mean` nor `response_mean`.
+        A name of these characters, 1 to 64 of them, whose last part is neither `reward_mean` nor `response_mean`.
     """
-    if _NAME.fullmatch(text) and len(text) <= _LONGEST_NAME and text not in _RESERVED:
+    if _NAME.fullmatch(text) and len(text) <= _LONGEST_NAME and text.rpartition("/")[2] not in _RESERVED:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:6]
-    readable = _NOT_NAME.sub("_", text.lower()).strip("_")[: _LONGEST_NAME - len(digest) - 1]
+    readable = _NOT_NAME.sub("_", text).strip("_")[: _LONGEST_NAME - len(digest) - 1]
     return f"{readable or 'name'}_{digest}"
 
 
@@ -189,7 +189,7 @@ def catalogue_markdown() -> str:
         "",
         "Every metric that the trainers log, made from the catalogue in `verl/tracking/catalogue.py`",
         "(`python -m verl.tracking.catalogue > docs/metrics.md`). Names in angle brackets stand for any name",
-        "of `[a-z0-9_]`; other names are rewritten (`sanitize_name`). A metric of your own needs no declaration:",
+        "(letters, digits, `_ . -` and inner `/`; others are rewritten). A metric of your own needs no declaration:",
         "it is reduced as a mean, or as you declare it (`tracking.metrics.declare(MetricSpec(...))`).",
         "",
         "*better*: ↑ higher, ↓ lower, – neither (keep it in its range).",

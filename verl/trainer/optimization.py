@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from verl.config.schema import OptimConfig
 
@@ -40,20 +39,20 @@ class Optimization:
         config: Optimizer settings.
         total_steps: Trainer steps of the whole run.
         grad_clip: Largest gradient norm.
+
+    Attributes:
+        learning_rate: Learning rate of this trainer step.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig, total_steps: int, grad_clip: float) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._config = config
+        self._total_steps = total_steps
         self._grad_clip = grad_clip
         self._optimizer = AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
-        self._schedule = LambdaLR(self._optimizer, lambda step: learning_rate_factor(config, total_steps, step))
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of this trainer step."""
-        return float(self._schedule.get_last_lr()[0])
+        self._set_step(0)
 
     def apply(self) -> float:
         """Clips the accumulated gradients, takes one optimizer step and clears them.
@@ -68,28 +67,26 @@ class Optimization:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def discard(self) -> None:
-        """Clears the accumulated gradients without a step."""
-        self._optimizer.zero_grad(set_to_none=True)
-
     def end_step(self) -> None:
         """Moves the learning rate on to the next trainer step."""
-        self._schedule.step()
+        self._set_step(self._step + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of optimizer and schedule; the shape of the schedule is the configuration's."""
-        return {"optimizer": self._optimizer.state_dict(), "schedule_step": self._schedule.last_epoch}
+        """State of the optimizer, and the trainer step that is next."""
+        return {"optimizer": self._optimizer.state_dict(), "step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state_dict()`; learning rate and decay follow the present configuration."""
-        groups = [dict(group) for group in self._optimizer.param_groups]
+        """Continues from `state_dict()`; learning rate, betas and decay follow the present configuration."""
         self._optimizer.load_state_dict(state["optimizer"])
-        for group, configured in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update({name: configured[name] for name in ("betas", "weight_decay", "initial_lr")})
-        self._schedule.last_epoch = state["schedule_step"]
-        for group, factor in zip(self._optimizer.param_groups, self._schedule.lr_lambdas, strict=True):
-            group["lr"] = group["initial_lr"] * factor(state["schedule_step"])
-        self._schedule._last_lr = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group.update(betas=self._config.betas, weight_decay=self._config.weight_decay)
+        self._set_step(state["step"])
+
+    def _set_step(self, step: int) -> None:
+        self._step = step
+        self.learning_rate = self._config.lr * learning_rate_factor(self._config, self._total_steps, step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate
 
 
 def torch_device(name: str) -> torch.device:
