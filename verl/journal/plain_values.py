@@ -127,7 +127,7 @@ def metric_number(key: str, value: Any) -> float | int:
     """
     item = getattr(value, "item", None)  # of an array or tensor, whatever its package
     try:
-        number = item() if callable(item) else value
+        number: Any = item() if callable(item) else value
         if isinstance(number, int):
             return int(number) if _MIN_WHOLE <= number <= _MAX_WHOLE else float(number)
         if not isinstance(number, (str, bytes)):

@@ -19,6 +19,7 @@ class StreamFile:
     Attributes:
         torn: (segment, bytes cut off) of each tail that was repaired.
         last_seq: Highest record number found, 0 in a new stream.
+        is_unsynced: Whether something was written since the last `begin_sync`.
     """
 
     def __init__(self, journal: Path, stream: StreamId, indices: list[int], rotate_bytes: int) -> None:
@@ -27,8 +28,8 @@ class StreamFile:
         self._journal = journal
         self._stream = stream
         self._rotate_bytes = rotate_bytes
-        self._retired: list[int] = []
-        self._is_unsynced = True  # also what a killed predecessor left behind
+        self._full: dict[int, int] = {}
+        self.is_unsynced = True  # also what a killed predecessor left behind
         self._index = indices[-1] if indices else 0
         try:
             self._repair(indices)
@@ -48,7 +49,7 @@ class StreamFile:
             if cut:
                 self.torn.append((path, cut))
             if not self.last_seq:
-                self.last_seq = max((record.seq for record in last_records(path)), default=0)
+                self.last_seq = _highest_seq(path)
 
     def _open(self, index: int) -> tuple[int, int]:
         descriptor = os.open(self._stream.segment(self._journal, index), _OPEN_FLAGS, 0o666)
@@ -60,10 +61,27 @@ class StreamFile:
         Raises:
             JournalError: Disk full, quota, or another failure; the call can be repeated.
         """
-        if self._size and self._size + len(lines) > self._rotate_bytes:
-            self._rotate()
+        self.make_room(len(lines))
+        self.write_here(lines)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Begins the next segment if so many bytes do not fit into this one; the full one stays open until synced.
+
+        Raises:
+            JournalError: The next segment cannot be made.
+        """
+        if self._size and self._size + num_bytes > self._rotate_bytes:
+            try:
+                descriptor, size = self._open(self._index + 1)
+            except OSError as error:
+                raise journal_error("begin the next journal file", self.path, error) from error
+            self._full[self._index] = self._descriptor
+            self._index, self._descriptor, self._size = self._index + 1, descriptor, size
+
+    def write_here(self, lines: bytes) -> None:
+        """`write` into this segment, whatever its size."""
         written = 0
-        self._is_unsynced = True
+        self.is_unsynced = True
         try:
             written = os.write(self._descriptor, lines)
             while written < len(lines):  # the rest fits after all, or its failure tells why
@@ -81,25 +99,32 @@ class StreamFile:
         except OSError as error:
             raise journal_error("take back a partly written line", self.path, error) from error
 
-    def _rotate(self) -> None:
-        """Begins the next segment; the full one is synced and closed later, by `take_unsynced`'s caller."""
-        try:
-            descriptor, size = self._open(self._index + 1)
-        except OSError as error:
-            raise journal_error("begin the next journal file", self.path, error) from error
-        self._retired.append(self._descriptor)
-        self._index, self._descriptor, self._size = self._index + 1, descriptor, size
+    def begin_sync(self) -> tuple[list[int], list[int]]:
+        """Descriptors to `fsync` and then close, and the numbers of full segments among them (for `end_sync`).
 
-    def take_unsynced(self) -> list[int]:
-        """Descriptors to `fsync` and then close; they stay valid whatever is appended meanwhile."""
-        if not self._is_unsynced:
-            return []
-        self._is_unsynced = False
-        retired, self._retired = self._retired, []
-        return [*retired, os.dup(self._descriptor)]
+        The descriptors are duplicates: they stay valid whatever is appended or closed meanwhile.
+        """
+        self.is_unsynced = False
+        full = dict(self._full)
+        return [os.dup(descriptor) for descriptor in (*full.values(), self._descriptor)], list(full)
+
+    def end_sync(self, full: list[int]) -> None:
+        """Closes full segments that are on the disk now."""
+        for index in full:
+            if index in self._full:  # else another thread was faster
+                os.close(self._full.pop(index))
+
+    def refresh_last_seq(self) -> int:
+        """Highest record number as the newest segment says it."""
+        self.last_seq = max(self.last_seq, _highest_seq(self.path))
+        return self.last_seq
 
     def close(self) -> None:
         """Closes the files, without `fsync`."""
-        for descriptor in (*self._retired, self._descriptor):
+        for descriptor in (*self._full.values(), self._descriptor):
             os.close(descriptor)
-        self._retired = []
+        self._full.clear()
+
+
+def _highest_seq(path: Path) -> int:
+    return max((record.seq for record in last_records(path)), default=0)

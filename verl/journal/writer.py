@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import threading
@@ -82,7 +83,6 @@ class JournalWriter:
         self._failure: JournalError | None = None
         # Reentrant: a signal handler may append a last word while the same thread appends.
         self._append_lock = threading.RLock()
-        self._sync_lock = threading.RLock()
         self._is_closing = threading.Event()
         try:
             self._journal.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,8 @@ class JournalWriter:
                 self._files[stream] = StreamFile(self._journal, stream_id, segments.get(stream_id, []), rotate_bytes)
             self._metrics_file = self._files[Stream.METRICS]
             self._events_file = self._files[Stream.EVENTS]
-            self._next_seq = 1 + max(file.last_seq for file in self._files.values())
+            self._last_seq = max(file.last_seq for file in self._files.values())
+            self._numbers = itertools.count(self._last_seq + 1)
             self._is_open = True
             for file in self._files.values():
                 for path, cut in file.torn:
@@ -122,7 +123,7 @@ class JournalWriter:
     @property
     def next_seq(self) -> int:
         """Number that the next record gets."""
-        return self._next_seq
+        return self._last_seq + 1
 
     def append(self, kind: str, step: int | None = None, **fields: Any) -> Record:
         """Appends one record; when it returns, the record survives the death of this process.
@@ -145,17 +146,18 @@ class JournalWriter:
         self._check_process()
         with self._append_lock:
             self._check_writable()
-            seq, t = self._next_seq, time.time()
-            self._next_seq = seq + 1
+            seq = next(self._numbers)  # one step, so a signal handler here cannot get the same number
+            t = time.time()
             try:
                 file.write(encode_line(seq, t, self._attempt, kind, step, body))
             except JournalError:
-                self._give_back(seq, 1)
+                self._number_anew()
                 raise
+            self._last_seq = max(seq, self._last_seq)
         return Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields)
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Record]:
-        """Appends records together, in order: one write per stream, all of them or none.
+        """Appends records together, in order, all of them or none: one write per run of records of one stream.
 
         Raises:
             JournalError, ValueError: As `append`.
@@ -165,36 +167,45 @@ class JournalWriter:
             kind, step = _checked(draft.kind, draft.step)
             prepared.append((kind, step, *self._encoded(kind, draft.fields)))
         self._check_process()
-        lines: dict[Stream, list[bytes]] = {stream: [] for stream in Stream}
+        lines: list[tuple[StreamFile, bytes]] = []
         records = []
         with self._append_lock:
             self._check_writable()
-            first_seq, t = self._next_seq, time.time()
-            for seq, (kind, step, fields, body) in enumerate(prepared, first_seq):
-                lines[stream_of(kind)].append(encode_line(seq, t, self._attempt, kind, step, body))
+            t = time.time()
+            for kind, step, fields, body in prepared:
+                seq = next(self._numbers)
+                line = encode_line(seq, t, self._attempt, kind, step, body)
+                lines.append((self._files[stream_of(kind)], line))
                 records.append(Record(SCHEMA_VERSION, seq, t, self._attempt, kind, step, fields))
-            self._next_seq = first_seq + len(records)
             try:
-                self._write_all(b"".join(lines[Stream.EVENTS]), b"".join(lines[Stream.METRICS]))
+                self._write_all(lines)
             except JournalError:
-                self._give_back(first_seq, len(records))
+                self._number_anew()
                 raise
+            self._last_seq = max([self._last_seq, *(record.seq for record in records)])
         return records
 
-    def _give_back(self, seq: int, count: int) -> None:
-        """Makes the numbers of a failed append free again, unless a signal handler appended after them."""
-        if self._next_seq == seq + count:
-            self._next_seq = seq
-
-    def _write_all(self, events: bytes, metrics: bytes) -> None:
-        if events:
-            self._events_file.write(events)
-        if metrics:
+    def _write_all(self, lines: list[tuple[StreamFile, bytes]]) -> None:
+        """Writes runs of lines of the same stream, in order: a reader never sees a number before a lower one."""
+        runs = [
+            (file, b"".join(line for _, line in run)) for file, run in itertools.groupby(lines, lambda item: item[0])
+        ]
+        for file in self._files.values():
+            file.make_room(sum(len(block) for owner, block in runs if owner is file))
+        written: list[tuple[StreamFile, bytes]] = []
+        for file, block in runs:
             try:
-                self._metrics_file.write(metrics)
+                file.write_here(block)
             except JournalError:
-                self._events_file.take_back(len(events))
+                for earlier, earlier_block in written:
+                    earlier.take_back(len(earlier_block))
                 raise
+            written.append((file, block))
+
+    def _number_anew(self) -> None:
+        """Goes on after the last number that is on disk: those of a failed append are free again."""
+        self._last_seq = max(self._last_seq, *(file.refresh_last_seq() for file in self._files.values()))
+        self._numbers = itertools.count(self._last_seq + 1)
 
     def _encoded(self, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Fields with secrets masked, and their JSON; done before the lock is taken."""
@@ -248,27 +259,38 @@ class JournalWriter:
         self._check_process()
         with self._append_lock:
             self._check_writable()
-        self._sync()
+            files = list(self._files.values())
+        self._sync(files)
 
-    def _sync(self) -> None:
-        with self._sync_lock:
+    def _sync(self, files: list[StreamFile]) -> None:
+        """`fsync` without holding a lock: appends go on, and two threads may do it at once."""
+        duplicates: list[int] = []
+        full_segments: list[tuple[StreamFile, list[int]]] = []
+        try:
             with self._append_lock:
-                descriptors = [descriptor for file in self._files.values() for descriptor in file.take_unsynced()]
-            try:
-                for descriptor in descriptors:
-                    sync_descriptor(descriptor)
-                if descriptors:
-                    sync_folder(self._journal)
-            except OSError as error:
-                raise journal_error("sync the journal", self._journal, error) from error
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                for file in files if self._files else ():  # closed meanwhile, and synced by that
+                    descriptors, full = file.begin_sync()
+                    duplicates += descriptors
+                    full_segments.append((file, full))
+            for descriptor in duplicates:
+                sync_descriptor(descriptor)
+            sync_folder(self._journal)
+        except OSError as error:
+            raise journal_error("sync the journal", self._journal, error) from error
+        finally:
+            for descriptor in duplicates:
+                os.close(descriptor)
+        with self._append_lock:
+            for file, full in full_segments:
+                file.end_sync(full)
 
     def _sync_from_time_to_time(self) -> None:
         while not self._is_closing.wait(self._sync_seconds):
+            with self._append_lock:
+                files = [file for file in self._files.values() if file.is_unsynced]
             try:
-                self._sync()
+                if files:
+                    self._sync(files)
             except JournalError as error:
                 self._failure = error  # the next append or sync raises it
 
@@ -285,14 +307,14 @@ class JournalWriter:
         if not was_open:
             return
         self._is_closing.set()
-        with self._sync_lock:  # waits for a sync in the background, too
-            try:
-                self._sync()
-            finally:
+        try:
+            self._sync(list(self._files.values()))
+        finally:
+            with self._append_lock:
                 files, self._files = self._files, {}
                 for file in files.values():
                     file.close()
-                self._lock.release()
+            self._lock.release()
         if self._failure is not None:
             raise self._failure
 
