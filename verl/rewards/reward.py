@@ -205,6 +205,8 @@ def _outcome(function: RewardFunction, sample: RewardInput, value: Any) -> _Outc
 
 def _number(function: RewardFunction, sample: RewardInput, value: Any, what: str) -> float:
     """Takes Python, NumPy and torch numbers and one-element arrays; text is no number."""
+    if type(value) is float and math.isfinite(value):  # nearly always
+        return value
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if not isinstance(value, SupportsFloat):

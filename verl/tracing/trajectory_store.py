@@ -61,31 +61,30 @@ SCHEMA = pa.schema(
 
 
 def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
-    """Trajectories as an Arrow table with `SCHEMA`; secrets in messages and metadata are masked."""
-    texts = mask([_texts(trajectory) for trajectory in trajectories])  # at once: it reads the environment each time
-    rows = [
-        {**_facts(trajectory), **_as_columns(masked)} for trajectory, masked in zip(trajectories, texts, strict=True)
-    ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    """Trajectories as an Arrow table with `SCHEMA`; secrets in texts and metadata are masked."""
+    masked = _MaskedJson()
+    return pa.Table.from_pylist([_row(trajectory, masked) for trajectory in trajectories], schema=SCHEMA)
 
 
-def _texts(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "messages": trajectory.messages,
-        "prompt_text": trajectory.prompt_text,
-        "response_text": trajectory.response_text,
-        "ground_truth": trajectory.ground_truth,
-        "extra_info": trajectory.extra_info,
-        "reward_details": trajectory.reward_details,
-    }
+class _MaskedJson:
+    """Masks values and writes them as JSON; equal ones (the prompts of a group) only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def __call__(self, value: Any) -> str:
+        content = json.dumps(value, ensure_ascii=False, default=str)
+        key = content.encode("utf-8", "surrogatepass")
+        if key not in self._known:
+            self._known[key] = json.dumps(mask(value), ensure_ascii=False, default=str)
+        return self._known[key]
+
+    def text(self, value: str) -> str:
+        """The masked text itself."""
+        return json.loads(self(value))
 
 
-def _as_columns(masked: dict[str, Any]) -> dict[str, Any]:
-    texts = {name: _json(masked[name]) for name in ("messages", "ground_truth", "extra_info")}
-    return {**masked, **texts, "reward_details": list(masked["reward_details"].items())}
-
-
-def _facts(trajectory: Trajectory) -> dict[str, Any]:
+def _row(trajectory: Trajectory, masked: _MaskedJson) -> dict[str, Any]:
     facts = trajectory.token_facts
     rollout = np.asarray(trajectory.rollout_logprobs, dtype=np.float32)
 
@@ -101,6 +100,11 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
         "rollout_n": trajectory.rollout_n,
         "validate": trajectory.validate,
         "data_source": trajectory.data_source,
+        "messages": f"[{', '.join(masked(message) for message in trajectory.messages)}]",
+        "prompt_text": masked.text(trajectory.prompt_text),
+        "response_text": masked.text(trajectory.response_text),
+        "ground_truth": masked(trajectory.ground_truth),
+        "extra_info": masked(trajectory.extra_info),
         "prompt_ids": trajectory.prompt_ids,
         "response_ids": trajectory.response_ids,
         "response_mask": trajectory.response_mask,
@@ -108,6 +112,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
         "policy_version": trajectory.policy_version,
         "reward": trajectory.reward,
         "reward_parts": list(trajectory.reward_parts.items()),
+        "reward_details": [(name, masked.text(text)) for name, text in trajectory.reward_details.items()],
         "rollout_logprob": rollout.astype(np.float16),
         "train_minus_rollout_logprob": difference("old_logprob"),
         "ref_minus_rollout_logprob": difference("ref_logprob"),
@@ -116,10 +121,6 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
         "value": half("value"),
         "entropy": half("entropy"),
     }
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def step_file(folder: Path, step: int, *, validate: bool) -> Path:

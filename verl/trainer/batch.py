@@ -93,11 +93,11 @@ def _reward(trajectory: Trajectory) -> float:
 
 def pad_right(rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows of unequal length as one tensor B x T, padded with zeros on the right."""
-    width = max((len(row) for row in rows), default=0)
-    padded = torch.zeros(len(rows), width, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
-    return padded.to(device)
+    lengths_B = np.array([len(row) for row in rows], dtype=np.int64)
+    is_real_BT = np.arange(lengths_B.max(initial=0)) < lengths_B[:, None]
+    padded_BT = np.zeros(is_real_BT.shape, dtype=np.float64)
+    padded_BT[is_real_BT] = np.fromiter((value for row in rows for value in row), np.float64, lengths_B.sum())
+    return torch.from_numpy(padded_BT).to(device, dtype)
 
 
 def store_token_facts(trajectories: Sequence[Trajectory], batch: RolloutBatch, entropy_BT: Tensor) -> None:

@@ -14,8 +14,9 @@ EVENTS: Mapping[str, str] = {
     "on_train_start": "Before the first step; results: `total_steps`, `start_step`.",
     "on_rollout_end": "After sampling and rewards; results: `prompts`, `responses` (lists of text), `rewards` "
     "(float array, one per response), `reward_parts`, `trajectories`.",
-    "on_update_end": "After the models were updated; results: `advantages`, `returns`, `trajectories`.",
-    "on_step_end": "After a step; results: `step`, `rewards`, `timings` (seconds per phase).",
+    "on_update_end": "After the models were updated; results: `trajectories`, `batch` (a `RolloutBatch`).",
+    "on_step_end": "After a step; results: `step`, `timings` (seconds per phase), `metrics` (what was logged, "
+    "empty between log intervals), `batch` (a `RolloutBatch`).",
     "on_validation_end": "After a validation; results: `metrics`, `trajectories`.",
     "on_checkpoint_saved": "After a checkpoint was saved; results: `path`, `step`.",
     "on_train_end": "After the last step, while trackers are still open; results: `status`, `step`.",

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from verl.algorithms.kl import build_kl_controller
@@ -125,6 +126,7 @@ class PPOTrainer:
             if self.parts.critic is not None
             else None
         )
+        self._process = psutil.Process()
         self._timer = PhaseTimer()
 
     def add_hook(self, event: str, function: HookFunction) -> None:
@@ -271,14 +273,14 @@ class PPOTrainer:
         seconds = timer.finish()
         self._timer = timer = PhaseTimer()  # the record is made here, so what follows counts to the next step
         with timer.phase("logging"):
-            add_timing_metrics(metrics, seconds, batch)
+            add_timing_metrics(metrics, seconds, batch, self._process)
             metrics.add("progress/epoch", epochs_done(self.config, self.parts.train_prompts, step))
             if is_last or _is_due(step, config.log_step_interval):
                 record = {**metrics.reduce(), **record}
                 log_rollouts(self.tracking, batch, config.log_train_samples, step)
             if record:
                 self.tracking.log_metrics(record, step)
-        self._hooks.run("on_step_end", self, {"step": step, "timings": seconds, "metrics": record})
+        self._hooks.run("on_step_end", self, {"step": step, "timings": seconds, "metrics": record, "batch": batch})
         if _is_due(step, config.save_freq):
             with timer.phase("checkpoint"):
                 self._save_checkpoint()
