@@ -72,16 +72,14 @@ def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> torch.T
         Tensor [rows, width] of int64 on the CPU.
     """
     width = max((len(row) for row in rows), default=0) if width is None else width
-    padded = torch.zeros(len(rows), width, dtype=torch.long)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-    return padded
+    padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
+    return padded.view(len(rows), width)
 
 
 def pad_left(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Integer rows left-padded with 0, and a mask of 1 where they are."""
     width = max((len(row) for row in rows), default=0)
-    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    ids = torch.tensor([[*[0] * (width - len(row)), *row] for row in rows], dtype=torch.long)
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
     return ids.view(len(rows), width), (torch.arange(width) >= width - lengths[:, None]).long()
 
