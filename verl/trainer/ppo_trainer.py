@@ -256,7 +256,6 @@ class PPOTrainer:
         # 4. Record all of it.
         with timer.phase("recording"):
             store_token_facts(trajectories, batch, scored.entropy_BT)
-            self._trajectories.write(step, trajectories, validate=False)
             add_rollout_metrics(metrics, batch)
             add_estimate_metrics(metrics, batch, scored.entropy_BT, estimate.penalty_kl, kl_coef)
         self._hooks.run("on_update_end", self, {"trajectories": trajectories, "batch": batch})
@@ -280,6 +279,7 @@ class PPOTrainer:
                 log_rollouts(self.tracking, batch, config.log_train_samples, step)
             if record:
                 self.tracking.log_metrics(record, step)
+            self._trajectories.write(step, batch.trajectories, validate=False)
         self._hooks.run("on_step_end", self, {"step": step, "timings": seconds, "metrics": record, "batch": batch})
         if _is_due(step, config.save_freq):
             with timer.phase("checkpoint"):
