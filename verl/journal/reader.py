@@ -170,16 +170,27 @@ def _in_order(writer: str, tails: list[Tail]) -> Iterator[_Next]:
                 tail.peek()
         first = _first(tails)
         if first is None or first[0].seq != expected:
-            # A stream that looked empty is asked again after the others were read: what was written
-            # before a record seen there is visible now. So a live journal is read in order too.
-            for tail in (*tails, *tails):
-                tail.peek()
+            _look_at_all(tails)
             first = _first(tails)
             if first is None:
                 return
         record, tail = first
         time, expected = max(time, record.t), record.seq + 1
         yield _Next(time, writer, record, tail)
+
+
+def _look_at_all(tails: list[Tail]) -> None:
+    """Looks until the empty streams are known to be empty after the last record was seen in the others.
+
+    What was written before a record that is seen there is visible by then, so a live journal is read
+    in order, too.
+    """
+    found = True
+    while found:
+        found = False
+        for tail in tails:
+            if tail.head is None and tail.peek() is not None:
+                found = True
 
 
 def _first(tails: list[Tail]) -> tuple[Record, Tail] | None:
