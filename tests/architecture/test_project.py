@@ -54,15 +54,6 @@ def test_every_module_says_what_it_is():
     assert not silent
 
 
-def test_the_environment_is_read_in_one_place_only():
-    allowed = {"verl/config/environment.py", "verl/config/secrets.py", "verl/journal/environment.py"}
-    readers = {
-        path.relative_to(ROOT).as_posix() for path in MODULES if re.search(r"os\.environ|os\.getenv", path.read_text())
-    }
-    # secrets.py masks the values of variables, journal/environment.py records them: neither acts on them.
-    assert readers <= allowed
-
-
 @pytest.mark.parametrize("package", ["config", "journal", "tracking", "tracing"])
 def test_the_light_half_never_loads_torch(package):
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (PACKAGE / package).rglob("*.py")]

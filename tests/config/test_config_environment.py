@@ -129,8 +129,7 @@ def reads_environment(node: ast.AST) -> bool:
 
 def test_nothing_else_in_the_package_reads_the_environment() -> None:
     # secrets.py looks for values to mask, journal/environment.py records what was set: they take no setting.
-    # journal/fingerprints.py is to ask config.environment.hub_cache.
-    names = ("config/environment.py", "config/secrets.py", "journal/environment.py", "journal/fingerprints.py")
+    names = ("config/environment.py", "config/secrets.py", "journal/environment.py")
     allowed = {PACKAGE / name for name in names}
     readers = [
         path.relative_to(PACKAGE)

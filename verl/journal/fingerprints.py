@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl.config.environment import hub_cache
+
 WHOLE = "whole file"
 ENDS = "first and last MiB, and size"
 
@@ -138,8 +140,7 @@ def _digest_if_there(path: Path) -> str | None:
 
 def _cached_hub_model(name: str) -> tuple[Path | None, str | None]:
     """Snapshot folder and commit of a hub model's `main`, if it is in the local cache."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{name.replace('/', '--')}"
+    cache = hub_cache() / f"models--{name.replace('/', '--')}"
     reference = cache / "refs" / "main"
     if not reference.is_file():
         return None, None
