@@ -252,7 +252,7 @@ def _listed(names: list[str]) -> str:
 def _from_pretrained(auto_class: Any, source: ModelSource, **arguments: Any) -> Any:
     try:
         with quiet_transformers():
-            return auto_class.from_pretrained(source.location, local_files_only=source.cached_only, **arguments)
+            return auto_class.from_pretrained(source.location, **arguments)
     # What transformers raises for an unusable folder; anything else is a fault of ours or theirs and keeps its trace.
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"{source.setting}={source.location} cannot be loaded: {error}") from error

@@ -29,14 +29,12 @@ class ModelSource:
     Attributes:
         location: Folder or hub name.
         setting: Dotted key that named it, for messages.
-        is_folder: Whether it is a local folder.
-        cached_only: Hub name that is answered from the local cache, for the hub is out of reach.
+        is_folder: Whether it is a local folder (or the cached snapshot of a hub name that is out of reach).
     """
 
     location: str
     setting: str
     is_folder: bool
-    cached_only: bool = False
 
 
 def resolve_source(path: str | None, setting: str) -> ModelSource:
@@ -87,8 +85,10 @@ def _resolve_hub_name(name: str, setting: str) -> ModelSource:
             f"(or it is private and you are not logged in: `hf auth login`); check the name, or {folder_hint}"
         ) from error
     except (HTTPError, OSError) as error:
-        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return ModelSource(name, setting, is_folder=False, cached_only=True)
+        cached = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            # The snapshot as a folder: asked for it by name, transformers would try the hub again and again.
+            return ModelSource(str(Path(cached).parent), setting, is_folder=True)
         raise ModelError(
             f"{setting}={name}: the hub cannot be reached ({error}), and there is no folder of that name here; "
             f"{folder_hint}"

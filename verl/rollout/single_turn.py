@@ -66,14 +66,15 @@ async def collect(
     Special tokens are left out of `response_text`.
     """
     completions = await engine.generate([item.request for item in requests])
-    texts = tokenizer.batch_decode(
-        [list(completion.token_ids) for completion in completions],
-        skip_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
     return [
-        _trajectory(item, completion, text) for item, completion, text in zip(requests, completions, texts, strict=True)
+        _trajectory(item, completion, _text(completion, tokenizer))
+        for item, completion in zip(requests, completions, strict=True)
     ]
+
+
+def _text(completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
+    ids = list(completion.token_ids)
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
 
 def _trajectory(item: SampleRequest, completion: Completion, text: str) -> Trajectory:
