@@ -127,11 +127,12 @@ def test_a_tokenizer_without_end_token_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def test_a_folder_without_tokenizer_says_what_is_there(model_folder):
-    for file in model_folder.glob("token*"):
-        file.unlink()
-    with pytest.raises(ModelError, match=r"has no a? ?tokenizer file .*the folder holds: .*config\.json"):
-        load_tokenizer(str(model_folder))
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_folder_without_tokenizer_says_what_is_there(tmp_path, architecture):
+    folder = make_tiny_model_folder(tmp_path / "m", architecture)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer file .*the folder holds: .*tokenizer_config\.json"):
+        load_tokenizer(str(folder))
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tmp_path):

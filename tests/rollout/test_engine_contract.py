@@ -136,6 +136,11 @@ def test_an_empty_stop_string_is_refused(engine):
         generate(engine, requests(1, stop=("",)))
 
 
+def test_a_limit_below_one_is_refused(engine):
+    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
+        generate(engine, requests(1, max_new_tokens=0))
+
+
 def test_closing_twice_is_fine(engine):
     asyncio.run(engine.close())
     asyncio.run(engine.close())

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from verl.config.schema import LoraConfig, ModelConfig
-from verl.errors import ConfigError
+from verl.errors import ConfigError, VerlError
 from verl.models.batching import pad_batch
 from verl.models.loading import load_policy
 from verl.models.logprobs import token_logprobs
@@ -222,6 +222,17 @@ def test_the_engine_samples_from_the_weights_as_they_are(tmp_path):
     after = generate(engine, requests)
     assert [c.token_ids for c in before] != [c.token_ids for c in after]
     assert trainer_difference(policy, requests, after, 1.0) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_diverged_policy_is_one_clear_error(tmp_path, temperature):
+    policy, tokenizer = load_tiny_policy(tmp_path / "m")
+    engine = HfEngine(policy, tokenizer)
+    with torch.no_grad():
+        policy.head.weight[7].fill_(float("nan"))
+    with pytest.raises(VerlError, match=r"policy \(version 0\) gives NaN .*training has diverged"):
+        generate(engine, mixed_requests(4, temperature=temperature))
+    assert policy.network.training
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])

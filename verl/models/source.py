@@ -18,7 +18,7 @@ from verl.errors import ModelError
 
 _HUB_TIMEOUT_SECONDS = 5.0
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_TOKENIZER_PATTERNS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -107,8 +107,9 @@ def check_folder(source: ModelSource, *, need_weights: bool = True, need_tokeniz
     folder = Path(source.location)
     if not (folder / "config.json").exists() and need_weights:
         raise ModelError(_missing(source, "config.json"))
-    if need_tokenizer and not any((folder / name).exists() for name in _TOKENIZER_FILES):
-        raise ModelError(_missing(source, f"a tokenizer file ({', '.join(_TOKENIZER_FILES)})"))
+    if need_tokenizer and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_PATTERNS):
+        # Without this check transformers makes an empty tokenizer for some architectures.
+        raise ModelError(_missing(source, f"tokenizer file ({', '.join(_TOKENIZER_PATTERNS)})"))
     if need_weights:
         _check_weights(source, folder)
 

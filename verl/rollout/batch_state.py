@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from verl.errors import VerlError
 from verl.rollout.engine import Completion, FinishReason, GenerateRequest
 from verl.rollout.sampling import SamplingPlan, request_uniforms, sample_tokens
 from verl.rollout.stop_strings import StopStringMatcher
@@ -77,7 +78,16 @@ class BatchState:
         return keep
 
     def completions(self, policy_version: int) -> list[Completion]:
-        """One completion per request."""
+        """One completion per request.
+
+        Raises:
+            VerlError: A token was drawn from NaN.
+        """
+        if self._logprob_RT.isnan().any():
+            raise VerlError(
+                f"the policy (version {policy_version}) gives NaN instead of probabilities: training has diverged. "
+                f"Resume from an earlier checkpoint with a lower actor_rollout_ref.actor.optim.lr"
+            )
         tokens, logprobs = self._token_RT.tolist(), self._logprob_RT.tolist()
         return [
             Completion(tuple(tokens[row][:length]), tuple(logprobs[row][:length]), reason, policy_version)

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.errors import ConfigError, DataError
 from verl.models.policy import PolicyModel
 from verl.models.source import quiet_transformers
 from verl.rollout.batch_state import BatchState
 from verl.rollout.cached_model import CachedModel
 from verl.rollout.engine import Completion, GenerateRequest
+from verl.rollout.request_checks import check_requests
 from verl.rollout.stop_strings import StopStringMatcher
 
 # Ended rows are dropped once fewer than this share of the batch is still sampling: dropping copies the cache.
@@ -50,9 +50,10 @@ class HfEngine:
 
         Raises:
             DataError: A prompt is empty.
-            ConfigError: Prompt and `max_new_tokens` together exceed the model's positions, or a stop string is empty.
+            ConfigError: Prompt and `max_new_tokens` together exceed the model's positions, or a setting is unusable.
+            VerlError: The policy gives no probabilities (NaN): training has diverged.
         """
-        self._check(requests)
+        check_requests(requests, self._policy.max_positions)
         completions: dict[int, Completion] = {}
         with self._sampling_mode():
             for batch in self._batches(requests):
@@ -82,23 +83,6 @@ class HfEngine:
                 token_R = token_R[keep]
             logits_RV = self._model.step(state, token_R)
         return batch.completions(self._version)
-
-    def _check(self, requests: Sequence[GenerateRequest]) -> None:
-        limit = self._policy.max_positions
-        for index, request in enumerate(requests):
-            if not request.prompt_ids:
-                raise DataError(f"request {index} has an empty prompt; a prompt needs at least one token")
-            if "" in request.sampling.stop:
-                raise ConfigError(
-                    "actor_rollout_ref.rollout.stop holds an empty string, which would end every response"
-                )
-            needed = len(request.prompt_ids) + request.sampling.max_new_tokens
-            if limit is not None and needed > limit:
-                raise ConfigError(
-                    f"a prompt of {len(request.prompt_ids)} tokens and {request.sampling.max_new_tokens} new ones need "
-                    f"{needed} positions, but the model has {limit}; lower data.max_prompt_length or "
-                    f"data.max_response_length"
-                )
 
     def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[int]]:
         """Indices of requests to decode together: of similar prompt length, equal prompts side by side."""

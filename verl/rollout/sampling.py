@@ -96,7 +96,9 @@ def invert_cumulative(weight_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch
     # In float32 the product may round up to the total, which no index exceeds.
     below_total_R = torch.nextafter(total_R, torch.zeros_like(total_R))
     target_R = torch.minimum(uniform_R.to(total_R.dtype) * total_R, below_total_R)
-    return torch.searchsorted(cumulative_RV, target_R[:, None], right=True).squeeze(1)
+    index_R = torch.searchsorted(cumulative_RV, target_R[:, None], right=True).squeeze(1)
+    # Only NaN leads past the end; it must not become an index out of range.
+    return index_R.clamp(max=weight_RV.shape[1] - 1)
 
 
 def _cut(probability_RV: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:

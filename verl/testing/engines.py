@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.errors import ConfigError, DataError
 from verl.rollout.engine import Completion, FinishReason, GenerateRequest
+from verl.rollout.request_checks import check_requests
 from verl.rollout.stop_strings import StopStringMatcher
 
 
@@ -40,13 +40,9 @@ class ScriptedEngine:
 
         Raises:
             DataError: A prompt is empty.
-            ConfigError: A stop string is empty.
+            ConfigError: A limit is below 1, or a stop string is empty.
         """
-        for index, request in enumerate(requests):
-            if not request.prompt_ids:
-                raise DataError(f"request {index} has an empty prompt; a prompt needs at least one token")
-            if "" in request.sampling.stop:
-                raise ConfigError("a stop string is empty: it ends every response")
+        check_requests(requests)
         return [self._completion(request) for request in requests]
 
     async def update_weights(self, policy_version: int) -> None:
