@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from verl.config.secrets import MASK, is_secret_name, mask, mask_command_line, mask_text
@@ -205,6 +205,9 @@ SECRETS = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(max_examples=500)
+@example(["--hf-token v", "password=hunter2222"])
+@example(["password=abcdefgh1=", "abcdefgh2"])
 @given(st.lists(st.one_of(SECRETS, st.text(max_size=8)), max_size=12))
 def test_masking_twice_changes_nothing_more(parts: list[str]) -> None:
     once = mask_text("".join(parts))

@@ -72,6 +72,24 @@ def test_a_full_disk_keeps_everything_and_lets_the_append_be_repeated(small_disk
     assert reader.problems == []
 
 
+def test_a_torn_tail_on_a_full_disk_can_be_repaired_later(small_disk: Path) -> None:
+    run = small_disk / "run"
+    with JournalWriter(run, attempt=1) as journal:
+        journal.append("metrics", 1, metrics={"a": 1.0})
+        journal.append("text", 1, tag="t", text="x" * (4096 - 90))
+    with (run / "journal" / "metrics-rank0.jsonl").open("ab") as file:
+        file.write(b'{"v":1')
+    ballast = fill(small_disk)
+    with pytest.raises(JournalError, match="the disk is full"):
+        JournalWriter(run, attempt=2)
+    ballast.unlink()
+    with JournalWriter(run, attempt=2) as journal:
+        journal.append("metrics", 2, metrics={"a": 2.0})
+    reader = JournalReader(run)
+    steps = [record.step for record in reader.records() if record.kind == "metrics"]
+    assert (steps, reader.problems) == ([1, 2], [])
+
+
 def test_a_batch_that_does_not_fit_leaves_nothing_in_either_stream(small_disk: Path) -> None:
     drafts = [Draft("note", 1, {"text": "small", "level": "info"}), Draft("metrics", 1, {"metrics": {"a": 1.0}})]
     too_much = [drafts[0], Draft("metrics", 2, {"metrics": {f"key/{n}": float(n) for n in range(2000)}})]

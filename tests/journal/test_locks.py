@@ -107,6 +107,7 @@ def test_a_lock_held_only_by_the_orphan_of_a_dead_owner_is_taken_over(tmp_path: 
         end(process)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from 3.12 on: forking beside threads
 def test_a_forked_child_does_not_release_the_lock_of_its_parent(tmp_path: Path) -> None:
     lock = lock_at(tmp_path)
     lock.acquire()
@@ -204,3 +205,18 @@ def test_the_asking_process_is_alive_here() -> None:
     assert not current.is_dead()
     assert not ProcessIdentity(current.pid, "elsewhere", current.since).is_alive_here()
     assert not ProcessIdentity(current.pid, "elsewhere", current.since).is_dead()
+
+
+def test_a_lock_that_cannot_be_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = lock_at(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(JournalError, match="the disk is full"):
+            lock.acquire()
+    assert not lock.is_held
+    other = lock_at(tmp_path)
+    other.acquire()
+    other.release()

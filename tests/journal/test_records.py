@@ -206,6 +206,7 @@ def test_records_of_a_later_version_are_read_as_they_stand() -> None:
         b'{"v":1,"seq":1,"t":0,"attempt":1,"kind":5,"step":null}',
         b'{"v":1,"seq":1,"t":0,"attempt":1,"kind":"note","step":1.5}',
         b'{"v":1,"seq":1,"t":0,"attempt":1,"kind":"note","step":true}',
+        b'{"v":1,"seq":1,"t":0,"attempt":1,"kind":"note","step":9223372036854775808}',
         b'{"v":1,"seq":1,"t":0,"attempt":1,"kind":"note"}',
         b'{"v":0,"seq":1,"t":0,"attempt":1,"kind":"note","step":null}',
         b'{"v":true,"seq":1,"t":0,"attempt":1,"kind":"note","step":null}',

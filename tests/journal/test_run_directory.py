@@ -329,3 +329,31 @@ def test_a_folder_that_cannot_be_written_says_what_to_do() -> None:
         new_run(Path("/proc/verl-run"))
     with pytest.raises(JournalError, match="Cannot create the run directory at /proc/self"):
         new_run(Path("/proc/self"))
+
+
+def test_a_start_that_fails_gives_the_run_free_again(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.start_attempt()
+    run.finish_attempt("finished")
+    run.checkpoint(5).mkdir(parents=True)
+    run.superseded.write_text("a file in the way")
+    with pytest.raises(JournalError, match=r"Cannot move checkpoints/ of the earlier run to .*attempt_1"):
+        run.start_attempt()
+    assert len(run.info.attempts) == 1
+    run.superseded.unlink()
+    assert run.start_attempt() == 2
+
+
+def test_a_run_json_that_is_gone_or_unreadable_is_an_error(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    content = run.run_json.read_bytes()
+    run.run_json.unlink()
+    with pytest.raises(JournalError, match="is not a run directory"):
+        run.status  # noqa: B018
+    run.run_json.mkdir()
+    with pytest.raises(JournalError, match=r"Cannot read run\.json"):
+        run.status  # noqa: B018
+    run.run_json.rmdir()
+    run.run_json.write_bytes(content)
+    assert run.status == "created"
+    assert repr(run) == f"RunDirectory({str(tmp_path)!r})"

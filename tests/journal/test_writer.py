@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -192,6 +193,7 @@ def test_threads_can_append_to_one_writer(tmp_path: Path) -> None:
         assert steps == list(range(200))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from 3.12 on: forking beside threads
 def test_a_forked_child_may_not_write(tmp_path: Path) -> None:
     with JournalWriter(tmp_path, attempt=1) as journal:
         journal.append("metrics", 1, metrics={"a": 1.0})
@@ -354,3 +356,66 @@ def test_files_are_not_left_open(tmp_path: Path) -> None:
         list(JournalReader(tmp_path).records())
         JournalReader(tmp_path).follow()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_writer_that_cannot_open_gives_its_lock_back(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "journal" / "events-rank0.jsonl"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(JournalError, match=r"Cannot open the journal at .*events-rank0"):
+        JournalWriter(tmp_path, attempt=1)
+    with pytest.raises(JournalError, match=r"Cannot read the journal at .*events-rank0"):
+        list(JournalReader(tmp_path).records())
+    in_the_way.rmdir()
+    with JournalWriter(tmp_path, attempt=1) as journal:
+        journal.append("note", text="x", level="info")
+
+
+def test_a_journal_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(JournalError, match=r"Cannot create the journal folder at .*file/journal"):
+        JournalWriter(tmp_path / "file", attempt=1)
+
+
+def test_a_close_that_cannot_sync_closes_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal = JournalWriter(tmp_path, attempt=1)
+    journal.append("metrics", 1, metrics={"a": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(JournalError, match=r"Cannot sync the journal at .*: input/output error"):
+            journal.close()
+    with JournalWriter(tmp_path, attempt=2) as again:
+        assert again.next_seq == 2
+
+
+def test_a_file_system_without_fsync_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(descriptor: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", unsupported)
+    with JournalWriter(tmp_path, attempt=1) as journal:
+        journal.append("metrics", 1, metrics={"a": 1.0})
+        journal.sync()
+    assert len(read(tmp_path)) == 1
+
+
+def test_ever_new_keys_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl.journal.writer._MAX_CHECKED_KEYS", 10)
+    with JournalWriter(tmp_path, attempt=1) as journal:
+        for step in range(50):
+            journal.append("metrics", step, metrics={f"key/{step}": 1.0, "source/hf_abcdefghijklmnop12345678": 2.0})
+    assert read(tmp_path)[49].fields == {"metrics": {"key/49": 1.0, "source/***": 2.0}}
+
+
+def test_a_journal_deleted_under_the_writer_is_noticed(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path, attempt=1)
+    journal.append("metrics", 1, metrics={"a": 1.0})
+    journal.sync()
+    shutil.rmtree(tmp_path / "journal")
+    journal.append("metrics", 2, metrics={"a": 1.0})
+    with pytest.raises(JournalError, match="was deleted while it is being written"):
+        journal.sync()
+    with pytest.raises(JournalError, match="was deleted"):
+        journal.close()

@@ -20,9 +20,13 @@ _SHORTEST_MIXED_VALUE = 12
 
 def mask_shapes(text: str) -> str:
     """The text with every secret masked that can be told from the text alone."""
-    for literal, masked in _SHAPES:
-        if literal in text:
-            text = masked(text)
+    for sign, shapes in _SHAPES.items():
+        if sign in text:
+            for literal, masked in shapes:
+                if literal in text:
+                    text = masked(text)
+    if not any(sign in text for sign in _SIGNS_OF_HINTS):
+        return text
     lowered = _lower(text)
     for literals, find in _HINTS:
         if any(literal in lowered for literal in literals):
@@ -135,28 +139,31 @@ def _mask_url_parameters(text: str) -> str:
     return _URL_PARAMETER.sub(replaced, text)
 
 
-_SHAPES: tuple[tuple[str, Callable[[str], str]], ...] = (
-    ("PRIVATE KEY", _mask_private_keys),
-    _token("sk-", r"[A-Za-z0-9_-]{16,}"),
-    _token("hf_", r"[A-Za-z0-9]{16,}"),
-    _token("ghp_", r"[A-Za-z0-9]{16,}"),
-    _token("gho_", r"[A-Za-z0-9]{16,}"),
-    _token("ghu_", r"[A-Za-z0-9]{16,}"),
-    _token("ghs_", r"[A-Za-z0-9]{16,}"),
-    _token("ghr_", r"[A-Za-z0-9]{16,}"),
-    _token("github_pat_", r"[A-Za-z0-9_]{16,}"),
-    _token("glpat-", r"[A-Za-z0-9_-]{16,}"),
-    _token("AKIA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    _token("ASIA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
-    _token("AIza", r"[0-9A-Za-z_-]{35}"),
-    _token("xox", r"[a-z]-[A-Za-z0-9-]{8,}"),
-    _token("nvapi-", r"[A-Za-z0-9_-]{16,}"),
-    _token("gsk_", r"[A-Za-z0-9]{16,}"),
-    _token("wandb_v1_", r"[A-Za-z0-9_]{16,}"),
-    _token("eyJ", r"[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}"),
-    ("://", _mask_url_login),
-    ("=", _mask_url_parameters),
-)
+# A text without the sign, one character, is not looked through for its shapes.
+_SHAPES: dict[str, tuple[tuple[str, Callable[[str], str]], ...]] = {
+    "-": (
+        ("PRIVATE KEY", _mask_private_keys),
+        _token("sk-", r"[A-Za-z0-9_-]{16,}"),
+        _token("glpat-", r"[A-Za-z0-9_-]{16,}"),
+        _token("xox", r"[a-z]-[A-Za-z0-9-]{8,}"),
+        _token("nvapi-", r"[A-Za-z0-9_-]{16,}"),
+    ),
+    "_": (
+        _token("hf_", r"[A-Za-z0-9]{16,}"),
+        _token("gh", r"[pousr]_[A-Za-z0-9]{16,}"),
+        _token("github_pat_", r"[A-Za-z0-9_]{16,}"),
+        _token("gsk_", r"[A-Za-z0-9]{16,}"),
+        _token("wandb_v1_", r"[A-Za-z0-9_]{16,}"),
+    ),
+    "A": (
+        _token("AKIA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
+        _token("ASIA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
+        _token("AIza", r"[0-9A-Za-z_-]{35}"),
+    ),
+    ".": (_token("eyJ", r"[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}"),),
+    "@": (("://", _mask_url_login),),
+    "=": (("=", _mask_url_parameters),),
+}
 
 # By the name they are assigned to: NAME=value, name = "value", "name": "value", name: value, --name value.
 
@@ -165,6 +172,7 @@ _ASSIGNMENT = re.compile(
     r"([\w.-]{0,24})([\"']?[ \t]{0,3}[=:][ \t]{0,3}|[ \t]{1,3})"
 )
 _VALUE = re.compile(r"\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'`,;&<>(){}\[\]|=]{1,4096}={0,2}")
+_REST_OF_VALUE = re.compile(r"[^\s\"'`,;&<>(){}\[\]|]*")
 _LINE_START = re.compile(r"[\s+-]*")
 _REFERENCE = re.compile(r"[A-Za-z_]+(?:\.[A-Za-z_]+)+")
 _LONGEST_PREFIX = 64
@@ -198,9 +206,15 @@ def _find_assigned(text: str, lowered: str) -> Spans:
         line = text[max(0, start - 80) : start].rpartition("\n")[2]
         is_whole_line = after in ("", "\n", "\r") and _LINE_START.fullmatch(line) is not None
         if _is_secret_value(_Assignment(name, match[2].strip(" \t\"'"), value[0], is_whole_line, after)):
-            done = value.end()
+            done = _value_end(text, value)
             is_quoted = value[0][0] in "\"'"
-            yield (value.start() + 1, value.end() - 1) if is_quoted else value.span()
+            yield (value.start() + 1, value.end() - 1) if is_quoted else (value.start(), done)
+
+
+def _value_end(text: str, value: re.Match[str]) -> int:
+    """End of a secret value: what hangs on to it (`abc=def`, `***def`) goes with it."""
+    rest = _REST_OF_VALUE.match(text, value.end()) if value[0][0] not in "\"'" else None
+    return rest.end() if rest else value.end()
 
 
 def _name_start(text: str, end: int) -> int:
@@ -242,6 +256,7 @@ def _is_mixed(value: str) -> bool:
     return len(value) >= _SHORTEST_MIXED_VALUE and _has_digit(value)
 
 
+_SIGNS_OF_HINTS = ("=", ":", "--", "earer", "EARER", "wandb", "WANDB")
 _HINTS: tuple[tuple[tuple[str, ...], Callable[[str, str], Spans]], ...] = (
     (("authorization",), _find_authorization),
     (("bearer",), _find_bearer),

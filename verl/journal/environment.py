@@ -25,6 +25,7 @@ import yaml
 from verl.config.secrets import mask, mask_command_line
 from verl.errors import JournalError
 from verl.journal.code_state import CodeState, read_code_state
+from verl.journal.failures import journal_error
 from verl.journal.files import replace_file
 from verl.journal.fingerprints import FileFingerprint, ModelFingerprint, fingerprint_file, fingerprint_model
 from verl.journal.hardware import Hardware, read_gpus, read_hardware
@@ -155,7 +156,10 @@ def write_environment(run_directory: RunDirectory, environment: Environment) -> 
     if path.exists():
         earlier = _attempt_of(path)
         if earlier != environment.attempt:
-            os.replace(path, path.with_name(f"environment.attempt_{earlier or 0}.json"))
+            try:
+                os.replace(path, path.with_name(f"environment.attempt_{earlier or 0}.json"))
+            except OSError as error:
+                raise journal_error("put aside environment.json of the earlier attempt", path, error) from error
     replace_file(path, environment.to_json())
 
 
@@ -169,7 +173,7 @@ def write_environment_in_background(run_directory: RunDirectory, **inputs: Any) 
     def work() -> None:
         try:
             write_environment(run_directory, capture_environment(**inputs))
-        except (JournalError, OSError) as error:
+        except JournalError as error:
             _LOG.warning("environment.json was not written: %s", error)
 
     thread = threading.Thread(target=work, name="verl-environment")

@@ -98,17 +98,21 @@ class OwnedLock:
 
     def _take(self) -> int:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        owner = _read_owner(descriptor)
-        if not _try_flock(descriptor, assume=owner is None or not owner.is_alive_here()):
+        try:
+            owner = _read_owner(descriptor)
+            if not _try_flock(descriptor, assume=owner is None or not owner.is_alive_here()):
+                if owner is None or not owner.is_dead():
+                    raise JournalError(self._held_message(owner))
+                # An orphan of the dead owner holds the old file: put a new file in its place.
+                os.unlink(self._path)
+                os.close(descriptor)
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                _try_flock(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, orjson.dumps(asdict(ProcessIdentity.current())), 0)
+        except BaseException:
             os.close(descriptor)
-            if owner is None or not owner.is_dead():
-                raise JournalError(self._held_message(owner))
-            # An orphan of the dead owner holds the old file: put a new file in its place.
-            os.unlink(self._path)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            _try_flock(descriptor)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, orjson.dumps(asdict(ProcessIdentity.current())), 0)
+            raise
         return descriptor
 
     def _held_message(self, owner: ProcessIdentity | None) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 import os
+from array import array
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,26 @@ class MetricSeries:
     steps: np.ndarray
     values: np.ndarray
     times: np.ndarray
+
+
+class _Points:
+    """Values of one metric as they come, in arrays (24 bytes a point)."""
+
+    def __init__(self) -> None:
+        self._steps, self._values, self._times = array("q"), array("d"), array("d")
+
+    def add(self, step: int, value: float, time: float) -> None:
+        self._steps.append(step)
+        self._values.append(value)
+        self._times.append(time)
+
+    def series(self) -> MetricSeries:
+        """The points by step; of several at a step the one that came last."""
+        steps = np.array(self._steps, dtype=np.int64)
+        order = np.argsort(steps, kind="stable")
+        is_last = np.append(np.diff(steps[order]) != 0, True)
+        chosen = order[is_last]
+        return MetricSeries(steps[chosen], np.array(self._values)[chosen], np.array(self._times)[chosen])
 
 
 class _Next(NamedTuple):
@@ -133,13 +155,13 @@ class JournalReader:
 
     def metrics(self) -> dict[str, MetricSeries]:
         """Every metric of the canonical view. A key logged twice at a step keeps the later value."""
-        points: dict[str, dict[int, tuple[float, float]]] = {}
+        points: dict[str, _Points] = defaultdict(_Points)
         for record in self.canonical({Kind.METRICS}):
             if record.step is None:
                 continue
             for key, value in record.fields["metrics"].items():
-                points.setdefault(key, {})[record.step] = (value, record.t)
-        return {key: _series(by_step) for key, by_step in points.items()}
+                points[key].add(record.step, value, record.t)
+        return {key: found.series() for key, found in points.items()}
 
     def _tails(self, cursor: Cursor, streams: set[Stream]) -> list[Tail]:
         return [
@@ -196,9 +218,3 @@ def _look_at_all(tails: list[Tail]) -> None:
 def _first(tails: list[Tail]) -> tuple[Record, Tail] | None:
     heads = [(head, tail) for tail in tails if (head := tail.head) is not None]
     return min(heads, key=lambda item: item[0].seq, default=None)
-
-
-def _series(by_step: dict[int, tuple[float, float]]) -> MetricSeries:
-    steps = np.array(sorted(by_step), dtype=np.int64)
-    values, times = (np.array([by_step[step][part] for step in steps.tolist()], dtype=np.float64) for part in (0, 1))
-    return MetricSeries(steps, values, times)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl.journal.cursor import Position
+from verl.journal.failures import journal_error
 from verl.journal.records import MAX_LINE_BYTES, MalformedRecordError, Record, decode
 from verl.journal.segments import StreamId, last_newline_before
 
@@ -137,10 +138,13 @@ class Tail:
         return False
 
     def _open(self) -> io.BufferedReader | None:
+        path = self.stream.segment(self._journal, self._segment)
         try:
-            self._file = io.BufferedReader(io.FileIO(self.stream.segment(self._journal, self._segment)))
+            self._file = io.BufferedReader(io.FileIO(path))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise journal_error("read the journal", path, error) from error
         descriptor = self._file.fileno()
         if self._offset and os.pread(descriptor, 1, self._offset - 1) != b"\n":
             # Lines there were taken back (see `JournalWriter.append_many`): go on at the start of

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,6 @@ from typing import Any, Self
 from verl.config.secrets import mask, masked_keys
 from verl.errors import JournalError
 from verl.journal.failures import journal_error
-from verl.journal.files import sync_descriptor, sync_folder
 from verl.journal.locks import OwnedLock
 from verl.journal.records import (
     MAX_LINE_BYTES,
@@ -32,6 +32,7 @@ from verl.journal.records import (
 )
 from verl.journal.segments import StreamId, is_writer_name, list_segments
 from verl.journal.stream_file import StreamFile
+from verl.journal.syncer import Syncer
 
 ROTATE_BYTES = 64 * 1024 * 1024
 SYNC_SECONDS = 5.0
@@ -76,14 +77,11 @@ class JournalWriter:
             raise ValueError(f"Writer name {writer!r}: use letters, digits, '_' and '-', such as 'rank0'.")
         self._journal = Path(run_directory) / "journal"
         self._attempt = attempt
-        self._sync_seconds = sync_seconds
         self._pid = os.getpid()
         self._is_open = False
         self._checked_keys: set[str] = set()
-        self._failure: JournalError | None = None
         # Reentrant: a signal handler may append a last word while the same thread appends.
         self._append_lock = threading.RLock()
-        self._is_closing = threading.Event()
         try:
             self._journal.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -91,33 +89,26 @@ class JournalWriter:
         self._lock = OwnedLock(self._journal / f"{writer}.lock", f"writes the journal files of {writer!r} in")
         self._lock.acquire()
         try:
-            self._open_streams(writer, rotate_bytes)
+            self._files = _open_files(self._journal, writer, rotate_bytes)
         except BaseException:
             self._lock.release()
             raise
-        self._syncer = threading.Thread(target=self._sync_from_time_to_time, name="verl-journal-sync", daemon=True)
-        self._syncer.start()
+        self._metrics_file = self._files[Stream.METRICS]
+        self._events_file = self._files[Stream.EVENTS]
+        self._last_seq = max(file.last_seq for file in self._files.values())
+        self._numbers = itertools.count(self._last_seq + 1)
+        self._syncer = Syncer(self._journal, list(self._files.values()), self._append_lock, sync_seconds)
+        self._is_open = True
+        self._note_torn_tails()
 
-    def _open_streams(self, writer: str, rotate_bytes: int) -> None:
-        segments = list_segments(self._journal)
-        self._files: dict[Stream, StreamFile] = {}
+    def _note_torn_tails(self) -> None:
         try:
-            for stream in Stream:
-                stream_id = StreamId(writer, stream)
-                self._files[stream] = StreamFile(self._journal, stream_id, segments.get(stream_id, []), rotate_bytes)
-            self._metrics_file = self._files[Stream.METRICS]
-            self._events_file = self._files[Stream.EVENTS]
-            self._last_seq = max(file.last_seq for file in self._files.values())
-            self._numbers = itertools.count(self._last_seq + 1)
-            self._is_open = True
-            for file in self._files.values():
-                for path, cut in file.torn:
-                    text = f"Cut {cut} bytes of an unfinished line off {path.name} and kept them in {path.name}.torn."
-                    self.append(Kind.NOTE, text=text, level="warning")
-        except BaseException:
-            self._is_open = False
-            for file in self._files.values():
-                file.close()
+            for path, cut in [torn for file in self._files.values() for torn in file.torn]:
+                text = f"Cut {cut} bytes of an unfinished line off {path.name} and kept them in {path.name}.torn."
+                self.append(Kind.NOTE, text=text, level="warning")
+        except JournalError:
+            with suppress(JournalError):
+                self.close()
             raise
 
     @property
@@ -246,9 +237,7 @@ class JournalWriter:
     def _check_writable(self) -> None:
         if not self._is_open:
             raise JournalError(f"The journal in {self._journal} is closed; nothing can be appended after close().")
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        self._syncer.raise_failure()
 
     def sync(self) -> None:
         """Returns when everything appended so far is on the disk (`fsync`).
@@ -259,40 +248,7 @@ class JournalWriter:
         self._check_process()
         with self._append_lock:
             self._check_writable()
-            files = list(self._files.values())
-        self._sync(files)
-
-    def _sync(self, files: list[StreamFile]) -> None:
-        """`fsync` without holding a lock: appends go on, and two threads may do it at once."""
-        duplicates: list[int] = []
-        full_segments: list[tuple[StreamFile, list[int]]] = []
-        try:
-            with self._append_lock:
-                for file in files if self._files else ():  # closed meanwhile, and synced by that
-                    descriptors, full = file.begin_sync()
-                    duplicates += descriptors
-                    full_segments.append((file, full))
-            for descriptor in duplicates:
-                sync_descriptor(descriptor)
-            sync_folder(self._journal)
-        except OSError as error:
-            raise journal_error("sync the journal", self._journal, error) from error
-        finally:
-            for descriptor in duplicates:
-                os.close(descriptor)
-        with self._append_lock:
-            for file, full in full_segments:
-                file.end_sync(full)
-
-    def _sync_from_time_to_time(self) -> None:
-        while not self._is_closing.wait(self._sync_seconds):
-            with self._append_lock:
-                files = [file for file in self._files.values() if file.is_unsynced]
-            try:
-                if files:
-                    self._sync(files)
-            except JournalError as error:
-                self._failure = error  # the next append or sync raises it
+        self._syncer.sync()
 
     def close(self) -> None:
         """Syncs, closes the files and gives the lock back. Repeated calls do nothing.
@@ -306,17 +262,10 @@ class JournalWriter:
             was_open, self._is_open = self._is_open, False
         if not was_open:
             return
-        self._is_closing.set()
         try:
-            self._sync(list(self._files.values()))
+            self._syncer.stop()
         finally:
-            with self._append_lock:
-                files, self._files = self._files, {}
-                for file in files.values():
-                    file.close()
             self._lock.release()
-        if self._failure is not None:
-            raise self._failure
 
     def __enter__(self) -> Self:
         return self
@@ -338,3 +287,17 @@ def _checked(kind: str, step: int | None) -> tuple[str, int | None]:
         except TypeError:
             raise ValueError(f"Step {step!r} ({type(step).__name__}) is not a whole number.") from None
     return kind, step
+
+
+def _open_files(journal: Path, writer: str, rotate_bytes: int) -> dict[Stream, StreamFile]:
+    segments = list_segments(journal)
+    files: dict[Stream, StreamFile] = {}
+    try:
+        for stream in Stream:
+            stream_id = StreamId(writer, stream)
+            files[stream] = StreamFile(journal, stream_id, segments.get(stream_id, []), rotate_bytes)
+    except BaseException:
+        for file in files.values():
+            file.close()
+        raise
+    return files
