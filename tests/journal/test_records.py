@@ -86,7 +86,7 @@ def test_infinities_that_cancel_are_kept() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, 1),
+        (np.True_, 1),
         (np.float32(0.1), float(np.float32(0.1))),
         (np.float64(math.nan), math.nan),
         (np.int64(2**62), 2**62),
@@ -98,6 +98,11 @@ def test_infinities_that_cancel_are_kept() -> None:
 )
 def test_numbers_of_other_types_become_plain_numbers(value: Any, expected: float) -> None:
     assert same(decode(encode(record("metrics", metrics={"x": value, "y": 1.0}))).fields["metrics"]["x"], expected)
+
+
+def test_true_and_false_are_numbers() -> None:
+    decoded = decode(encode(record("metrics", metrics={"x": True, "y": False, "z": 0.5})))
+    assert decoded.fields["metrics"] == {"x": 1, "y": 0, "z": 0.5}
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [1.0], np.array([1.0, 2.0]), {}, object(), b"1", 1j])

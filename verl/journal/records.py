@@ -136,7 +136,7 @@ def encode(record: Record) -> bytes:
 
 
 def encode_metrics(fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Fields of a metrics record as a reader will see them, and their JSON.
+    """Fields of a metrics record as a reader will see them, and their JSON. True and false count as 1 and 0.
 
     Raises:
         ValueError: A field has a reserved name or is missing, or a metric is not a number.
@@ -151,12 +151,9 @@ def encode_metrics(fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     if type(metrics) is dict and are_finite(metrics):  # the usual case: JSON takes them as they are
         kept = {**others, "metrics": metrics.copy()}
         try:
-            body = orjson.dumps(kept)
+            return kept, orjson.dumps(kept)
         except TypeError:  # keys that are no text, whole numbers beyond 64 bits
             pass
-        else:
-            if b":true" not in body and b":false" not in body:
-                return kept, body
     kept = {**others, "metrics": {str(key): metric_number(key, value) for key, value in metrics.items()}}
     written = {key: number_as_json(value) for key, value in kept["metrics"].items()}
     return kept, orjson.dumps(plain({**others, "metrics": written}))
@@ -190,8 +187,9 @@ def _check_names(fields: Mapping[str, Any]) -> None:
 def encode_line(seq: int, t: float, attempt: int, kind: str, step: int | None, body: bytes) -> bytes:
     """Line of a record whose fields are encoded already."""
     step_text = "null" if step is None else step
-    head = f'{{"v":{SCHEMA_VERSION},"seq":{seq},"t":{t!r},"attempt":{attempt},"kind":"{kind}","step":{step_text}'
-    return b"%b%b%b\n" % (head.encode(), b"," if len(body) > 2 else b"", body[1:])
+    comma = "," if len(body) > 2 else ""
+    head = f'{{"v":{SCHEMA_VERSION},"seq":{seq},"t":{t!r},"attempt":{attempt},"kind":"{kind}","step":{step_text}{comma}'
+    return head.encode() + body[1:] + b"\n"
 
 
 def decode(line: bytes) -> Record:
