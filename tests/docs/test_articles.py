@@ -172,6 +172,21 @@ def test_print_cfg_shows_the_configuration_of_the_article(workplace):
     assert "financial_llm_agent" in done.stdout
 
 
+def test_the_training_command_of_the_article_runs(workplace):
+    (workplace / "config").symlink_to(ROOT / "config")
+    (workplace / "examples").symlink_to(ROOT / "examples")
+    made = run(sys.executable, "examples/stock_analysis/prepare.py", "--max-steps", "2")
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-m", "verl.trainer.ppo_trainer", "--config", "config/experiment.yaml"]
+    command += ["data.train_files=data/stock_analysis_train.parquet"]
+    command += ["actor_rollout_ref.model.path=models/financial-llm-7b", "algorithm.type=grpo"]
+    done = run(*command, "trainer.total_steps=2", "trainer.log_dir=logs/run")  # the article has no step limit
+    assert done.returncode == 0, done.stderr
+    assert "validation at step 2" in done.stdout
+    events = events_of(workplace / "logs" / "run")
+    assert "val/generations/text_summary" in events.Tags()["tensors"]
+
+
 def test_requirements_install_what_the_article_installs():
     assert "-e ." in (ROOT / "requirements.txt").read_text().splitlines()
 
