@@ -205,7 +205,7 @@ SECRETS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @example(["--hf-token v", "password=hunter2222"])
 @example(["password=abcdefgh1=", "abcdefgh2"])
 @given(st.lists(st.one_of(SECRETS, st.text(max_size=8)), max_size=12))

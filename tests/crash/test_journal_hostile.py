@@ -41,7 +41,7 @@ def is_record(line: bytes) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(LINES), GARBAGE), max_size=12), st.lists(GARBAGE, max_size=2))
 def test_every_whole_line_is_read_and_the_writer_goes_on(parts: list[bytes], later: list[bytes]) -> None:
     content, rest = b"".join(parts), b"".join(later)
@@ -68,7 +68,7 @@ def test_every_whole_line_is_read_and_the_writer_goes_on(parts: list[bytes], lat
             assert path.with_name("metrics-rank0.jsonl.torn").read_bytes() == torn + b"\n"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_one_wrong_byte_costs_at_most_its_own_lines(position: int, change: int) -> None:
     content = bytearray(b"".join(LINES * 4))

@@ -251,10 +251,19 @@ def test_unknown_kinds_and_bad_steps_are_refused(tmp_path: Path) -> None:
             journal.append("metric", 1, metrics={"a": 1.0})
         with pytest.raises(ValueError, match=r"Step 1.5 \(float\) is not a whole number"):
             journal.append("metrics", 1.5, metrics={"a": 1.0})  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="at most 64 MiB"):
-            journal.append("text", 1, tag="t", text="x" * (64 * 2**20))
         assert journal.next_seq == 1
     assert read(tmp_path) == []
+
+
+def test_a_record_that_no_reader_would_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl.journal.writer.MAX_LINE_BYTES", 2**20)
+    with JournalWriter(tmp_path, attempt=1) as journal:
+        with pytest.raises(
+            ValueError, match=r"A text record of 1 MiB is too large \(at most 1 MiB\). Write it to a file"
+        ):
+            journal.append("text", 1, tag="t", text="x" * 2**20)
+        journal.append("text", 1, tag="t", text="x" * (2**20 - 2000))
+    assert len(read(tmp_path)) == 1
 
 
 def test_secrets_are_masked_before_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
