@@ -2,7 +2,7 @@
 
 Two rules, both about a record with step `s` of attempt `a`:
 
-1. A `rewind{to: S}` of a later attempt supersedes it if `s > S`. A start from scratch is `to: -1`.
+1. A `rewind{to: S}` of a later attempt supersedes it if `s > S` (`to: -1` supersedes every step).
 2. What a later attempt logged at the same step under the same name supersedes it. Names are the
    keys of a `metrics` record (so it can lose some of its keys), the tag of a histogram or text, the
    name of a table or artifact. Notes, alerts and the rest have no name and stay.
