@@ -6,12 +6,13 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, MptConfig
 
 from verl.config.schema import CriticConfig, LoraConfig, ModelConfig, RewardModelConfig
 from verl.errors import ModelError
 from verl.models.batching import pad_batch
 from verl.models.loading import (
+    disable_dropout,
     load_critic,
     load_policy,
     load_reference,
@@ -46,6 +47,13 @@ def test_a_policy_is_float32_in_train_mode_and_without_dropout(tmp_path):
     assert all(module.p == 0 for module in policy.network.modules() if isinstance(module, torch.nn.Dropout))
     config = policy.transformer.config
     assert (config.resid_pdrop, config.attn_pdrop, config.embd_pdrop) == (0.0, 0.0, 0.0)
+
+
+def test_dropout_of_nested_and_integer_settings_is_turned_off():
+    config = MptConfig(attn_config={"attn_pdrop": 1})
+    disable_dropout(config)
+    assert config.attn_config.attn_pdrop == 0
+    assert isinstance(config.attn_config.attn_pdrop, int)
 
 
 def test_a_model_with_dropout_scores_alike_twice(tmp_path):

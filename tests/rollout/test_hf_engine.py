@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from verl.config.schema import LoraConfig, ModelConfig
-from verl.errors import ConfigError, VerlError
+from verl.errors import ConfigError, ModelError, VerlError
 from verl.models.batching import pad_batch
 from verl.models.loading import load_policy
 from verl.models.logprobs import token_logprobs
@@ -65,6 +65,23 @@ def test_log_probs_equal_the_trainers(loaded, architecture, sampling):
     completions = generate(HfEngine(policy, tokenizer), requests)
     temperature = sampling.get("temperature", 1.0) or 1.0
     assert trainer_difference(policy, requests, completions, temperature) < 1e-4
+
+
+@pytest.mark.parametrize(("architecture", "can_pad"), [("bloom", True), ("mixtral", True), ("mamba", False)])
+def test_unusual_models_are_sampled_and_trained_as_they_can_be(tmp_path, architecture, can_pad):
+    policy, tokenizer = load_tiny_policy(tmp_path / "m", architecture)
+    assert policy.can_pad == can_pad
+    requests = mixed_requests()
+    completions = generate(HfEngine(policy, tokenizer), requests)
+    assert trainer_difference(policy, requests, completions, 1.0) < 1e-4
+    token_logprobs(policy, pad_batch(rows_of(requests, completions)), 1.0).logprobs_BT.sum().backward()
+
+
+def test_a_model_that_keeps_its_state_outside_the_cache_is_refused_rather_than_sampled_wrongly(tmp_path):
+    policy, tokenizer = load_tiny_policy(tmp_path / "m", "rwkv")
+    with pytest.raises(ModelError, match="RwkvForCausalLM cannot be sampled in this process"):
+        HfEngine(policy, tokenizer)
+    assert policy.network.training
 
 
 @every_architecture

@@ -185,7 +185,7 @@ def disable_dropout(config: PreTrainedConfig) -> None:
         if isinstance(value, PreTrainedConfig):
             disable_dropout(value)
         elif name.endswith(_DROPOUT_SUFFIXES) and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, 0.0)
+            setattr(config, name, type(value)(0))
 
 
 def _enable_gradient_checkpointing(transformer: PreTrainedModel) -> None:

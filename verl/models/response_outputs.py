@@ -87,9 +87,11 @@ def read_prompts(
     return forward(ids_PK, mask_PK, position_ids_BL=position_PK, cache=cache, last=1)[:, -1]
 
 
-@torch.no_grad()
 def probe_sharing(forward: CausalForward, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a padded prompt, and what follows it over a cache, gives what plain rows give.
+    """Whether a padded prompt, and what follows it over a cache, gives what plain rows give, and can be trained.
+
+    Some architectures (recurrent ones above all) cannot read several tokens on from a cache, or overwrite their
+    state in place, which the backward pass refuses: those raise here.
 
     Call it under the autocast that is used later, with the module in eval mode.
     """
@@ -97,9 +99,22 @@ def probe_sharing(forward: CausalForward, config: PreTrainedConfig, device: torc
     batch = pad_batch(rows, device)
     rows_N, index_N = batch.response_mask_BT.nonzero(as_tuple=True)
     selected = (rows_N, index_N)
-    shared = _shared(forward, config, batch, selected).float()
-    plain = response_outputs(forward, config, batch, selected, can_share=False).float()
-    return bool((shared - plain).abs().max() <= _PROBE_TOLERANCE[dtype] * plain.abs().max().clamp(min=1e-3))
+    trained = next((parameter for parameter in forward.module.parameters() if parameter.requires_grad), None)
+    try:
+        with torch.set_grad_enabled(trained is not None):
+            shared = _shared(forward, config, batch, selected).float()
+        if trained is not None:
+            torch.autograd.grad(shared.sum(), trained, allow_unused=True)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
+        return False
+    with torch.no_grad():
+        plain = response_outputs(forward, config, batch, selected, can_share=False).float()
+    return is_close(shared.detach(), plain, dtype)
+
+
+def is_close(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether outputs of one model differ no more than by rounding in `dtype`."""
+    return bool((one - other).abs().max() <= _PROBE_TOLERANCE[dtype] * other.abs().max().clamp(min=1e-3))
 
 
 class _ProbeRow:

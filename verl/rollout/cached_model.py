@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
+from verl.errors import ModelError
 from verl.models.batching import pad_left
 from verl.models.policy import PolicyModel
-from verl.models.response_outputs import read_prompts
+from verl.models.response_outputs import is_close, read_prompts
 from verl.rollout.kv_cache import share_out
 
 
@@ -45,11 +46,20 @@ class CachedModel:
     """Reads prompts and then one token per row at a time. Call it in inference mode, eval mode and autocast.
 
     Prompts of unequal length are padded on the left, so that all rows write to the same column of the cache.
+
+    Raises:
+        ModelError: The model does not decode over a cache in the way of transformers.
     """
 
     def __init__(self, policy: PolicyModel) -> None:
         self._policy = policy
         self._adds_mask = policy.forward.takes_positions and _attends_to_all(policy)
+        if not policy.can_pad and not self._can_decode():
+            raise ModelError(
+                f"{type(policy.transformer).__name__} cannot be sampled in this process: reading on from its cache "
+                f"does not give what reading the whole text gives. Choose another model or another engine "
+                f"(actor_rollout_ref.rollout.name)"
+            )
 
     def prefill(
         self, prompts: Sequence[tuple[int, ...]], index_R: torch.Tensor, room: int
@@ -84,6 +94,20 @@ class CachedModel:
             state.position_R = state.position_R + 1
         outputs = self._policy.forward(token_R[:, None], mask, position_ids_BL=position_R1, cache=state.cache, last=1)
         return self._policy.logits(outputs[:, -1])
+
+    def _can_decode(self) -> bool:
+        policy, text = self._policy, (1, 2, 3, 4, 5, 6)
+        rows_R = torch.zeros(2, dtype=torch.long, device=policy.device)
+        try:
+            logits_RV, state = self.prefill([text[:4]], rows_R, room=2)
+            for token_id in text[4:]:
+                logits_RV = self.step(state, torch.full_like(rows_R, token_id))
+        # Whatever an architecture that keeps its state in another way may raise.
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
+            return False
+        ids_RK = torch.tensor([text, text], device=policy.device)
+        whole_RV = policy.logits(policy.forward(ids_RK, torch.ones_like(ids_RK), last=1)[:, -1])
+        return is_close(logits_RV, whole_RV, policy.compute_dtype)
 
     def _decode_mask(self, mask_RK: torch.Tensor, room: int) -> torch.Tensor:
         mask_RK = torch.nn.functional.pad(mask_RK, (0, room), value=1)

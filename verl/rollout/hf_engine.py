@@ -33,6 +33,9 @@ class HfEngine:
         policy: The model being trained; sampled from as it is at each call, LoRA adapter included.
         tokenizer: Its tokenizer (end tokens, decoding for stop strings).
         max_batch_size: Most rows decoded at once; nothing = all.
+
+    Raises:
+        ModelError: The model does not decode over a cache in the way of transformers.
     """
 
     def __init__(
@@ -43,7 +46,8 @@ class HfEngine:
         self._matcher = StopStringMatcher(tokenizer)
         self._end_ids = _end_ids(policy, tokenizer)
         self._version = 0
-        self._model = CachedModel(policy)
+        with self._sampling_mode():
+            self._model = CachedModel(policy)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Samples one completion per request, in the order of the requests.

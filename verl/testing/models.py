@@ -59,9 +59,21 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
 }
+_UNUSUAL_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    # Attention by distance instead of positions.
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    # Experts chosen by token.
+    "mixtral": {**_DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # A recurrent state, which sees padding on the left.
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    # A recurrent state outside the cache of transformers.
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
+}
 
 ARCHITECTURES: tuple[str, ...] = tuple(_ARCHITECTURES)
-"""Names that `make_tiny_model_folder` takes."""
+"""Common names that `make_tiny_model_folder` takes."""
+UNUSUAL_ARCHITECTURES: tuple[str, ...] = tuple(_UNUSUAL_ARCHITECTURES)
+"""Further names that it takes."""
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
@@ -81,17 +93,18 @@ def tiny_config(architecture: str, vocabulary_size: int, **overrides: Any) -> Pr
     """Configuration of a tiny model; `overrides` change single fields.
 
     Raises:
-        ValueError: The architecture is not one of `ARCHITECTURES`.
+        ValueError: The architecture is unknown here.
     """
-    if architecture not in _ARCHITECTURES:
-        raise ValueError(f"architecture {architecture!r} is unknown; there are {', '.join(ARCHITECTURES)}")
+    known = _ARCHITECTURES | _UNUSUAL_ARCHITECTURES
+    if architecture not in known:
+        raise ValueError(f"architecture {architecture!r} is unknown; there are {', '.join(known)}")
     fields = {
         "vocab_size": vocabulary_size,
         "max_position_embeddings": 256,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        **_ARCHITECTURES[architecture],
+        **known[architecture],
         **overrides,
     }
     return CONFIG_MAPPING[architecture](**fields)
@@ -104,7 +117,7 @@ def make_tiny_model_folder(path: str | Path, architecture: str = "llama", seed: 
 
     Args:
         path: Folder to write.
-        architecture: One of `ARCHITECTURES`.
+        architecture: One of `ARCHITECTURES` or `UNUSUAL_ARCHITECTURES`.
         seed: Of the weights; the global random state is left alone.
         overrides: Fields of the transformers configuration.
 
