@@ -8,14 +8,6 @@ from pathlib import Path
 import pytest
 
 from verl.config import PPOConfig, load_config
-from verl.testing.models import make_tiny_model_folder
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model_folder(folder, seed=1)
-    return folder
 
 
 @pytest.fixture

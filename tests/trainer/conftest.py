@@ -11,19 +11,11 @@ import torch
 from verl.config.schema import ModelConfig
 from verl.models.loading import load_policy, load_tokenizer
 from verl.models.policy import PolicyModel
-from verl.testing.models import make_tiny_model_folder
 from verl.tracing.trajectory import Trajectory
 
 PROMPT_LENGTHS = (3, 3, 5, 5, 2, 2)
 RESPONSE_LENGTHS = (4, 1, 7, 2, 5, 3)
 REWARDS = (1.0, 0.0, 0.5, 0.25, 0.0, 1.0)
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model_folder(folder, seed=1)
-    return folder
 
 
 @pytest.fixture

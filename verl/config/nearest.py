@@ -32,7 +32,8 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     if not candidates:
         return None
     distance, nearest = candidates[0]
-    shared = os.path.commonprefix([name, nearest]).rpartition(".")[0]
+    # Character by character is what is wanted here: these are names, not paths.
+    shared = os.path.commonprefix([name, nearest]).rpartition(".")[0]  # noqa: RUF071
     return nearest if distance <= max(2, (len(name) - len(shared)) // 3) else None
 
 
