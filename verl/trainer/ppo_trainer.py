@@ -167,10 +167,9 @@ class PPOTrainer:
 
     def _train(self, stop: StopSignals) -> None:
         config, parts, tracking = self.config.trainer, self.parts, self.tracking
-        if self._run.rewinds:
-            # A fresh start supersedes all that an earlier attempt logged, its step 0 too.
-            tracking.rewind(-1 if self._run.checkpoint is None else self._run.step)
-            tracking.progress(self._done_steps)
+        if self._run.rewind_to is not None:
+            tracking.rewind(self._run.rewind_to)
+        tracking.progress(self._done_steps)
         for notice in (*self._run.notices, *parts.notices):
             tracking.note(notice, level="notice")
         for warning in parts.warnings:

@@ -24,7 +24,8 @@ class OpenedRun:
         attempt: Number of this start of the run.
         checkpoint: Checkpoint to continue from, if any.
         step: Steps already done (0 without a checkpoint).
-        rewinds: Whether an earlier attempt logged here, so that what it logged after `step` is superseded.
+        rewind_to: Step after which what an earlier attempt logged is superseded (-1: all of it); nothing if
+            none logged here.
         notices: Sentences the user should see once.
     """
 
@@ -32,7 +33,7 @@ class OpenedRun:
     attempt: int
     checkpoint: Path | None
     step: int
-    rewinds: bool
+    rewind_to: int | None
     notices: tuple[str, ...]
 
 
@@ -61,7 +62,8 @@ def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
     if continues:
         _move_later_aside(directory, step, attempt - 1)
         notices.append(f"Continuing from {checkpoint} (step {step}): attempt {attempt}.")
-    return OpenedRun(directory, attempt, checkpoint, step, attempt > 1, tuple(notices))
+    rewind_to = None if attempt == 1 else step if continues else -1
+    return OpenedRun(directory, attempt, checkpoint, step, rewind_to, tuple(notices))
 
 
 def _locate(config: PPOConfig, now: datetime) -> tuple[Path, Path | None, list[str]]:
