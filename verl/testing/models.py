@@ -43,8 +43,8 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
     # Logits and attention scores are soft-capped, every other layer sees a short window only.
     "gemma2": {
         **_DECODER,
-        "final_logit_softcapping": 2.0,
-        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
         "sliding_window": 8,
         "query_pre_attn_scalar": 8,
     },
