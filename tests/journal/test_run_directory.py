@@ -81,13 +81,41 @@ def test_a_run_directory_keeps_other_files(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_creating_again_goes_on_with_the_run_under_its_new_names(tmp_path: Path) -> None:
+def test_a_start_from_scratch_goes_on_with_the_run_under_its_new_names(tmp_path: Path) -> None:
     first = new_run(tmp_path)
     first.set_tracker_id("wandb", id="w1")
-    second = RunDirectory.create(tmp_path, project="stocks", experiment="ppo-2")
+    second = RunDirectory.create(tmp_path, project="bonds", experiment="ppo-2")
     assert second.run_id == first.run_id
-    assert second.info.experiment == "ppo-2"
+    assert (second.info.project, second.info.experiment) == ("stocks", "ppo-1")
+    second.start_attempt()
+    assert (second.info.project, second.info.experiment) == ("bonds", "ppo-2")
     assert second.info.trackers == {"wandb": {"id": "w1"}}
+
+
+def test_a_resumed_run_keeps_its_names(tmp_path: Path) -> None:
+    first = new_run(tmp_path)
+    first.start_attempt()
+    first.finish_attempt("killed")
+    second = RunDirectory.create(tmp_path, project="stocks", experiment="a default name of another day")
+    second.start_attempt(resumed_from=second.checkpoint(5))
+    assert second.info.experiment == "ppo-1"
+
+
+def test_a_refused_start_does_not_change_the_run_that_is_going_on(tmp_path: Path) -> None:
+    first = new_run(tmp_path)
+    first.start_attempt()
+    before = first.run_json.read_bytes()
+    second = RunDirectory.create(tmp_path, project="other", experiment="other")
+    with pytest.raises(JournalError, match="already trains in"):
+        second.start_attempt()
+    assert first.run_json.read_bytes() == before
+
+
+def test_an_opened_run_keeps_its_names_whatever_starts(tmp_path: Path) -> None:
+    new_run(tmp_path)
+    run = RunDirectory.open(tmp_path)
+    run.start_attempt()
+    assert (run.info.project, run.info.experiment) == ("stocks", "ppo-1")
 
 
 def test_attempts_are_numbered_and_finished(tmp_path: Path) -> None:
@@ -188,7 +216,7 @@ def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:
     assert second.start_attempt() == 2
 
 
-def test_a_fresh_start_puts_the_earlier_files_aside(tmp_path: Path) -> None:
+def test_superseding_puts_the_earlier_files_aside(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.start_attempt()
     run.checkpoint(5).mkdir(parents=True)
@@ -196,7 +224,7 @@ def test_a_fresh_start_puts_the_earlier_files_aside(tmp_path: Path) -> None:
     run.trajectory_steps.mkdir(parents=True)
     (run.trajectory_steps / "step_1").write_text("rollouts 1")
     run.finish_attempt("finished")
-    run.start_attempt()
+    run.supersede(run.start_attempt() - 1)
     aside = run.superseded / "attempt_1"
     assert (aside / "checkpoints" / "global_step_5" / "model").read_text() == "weights 1"
     assert (aside / "trajectories" / "steps" / "step_1").read_text() == "rollouts 1"
@@ -204,21 +232,15 @@ def test_a_fresh_start_puts_the_earlier_files_aside(tmp_path: Path) -> None:
     assert not run.trajectories.exists()
 
 
-def test_a_resumed_start_leaves_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed_from", [None, "checkpoints/global_step_5"])
+def test_a_start_moves_no_files_by_itself(tmp_path: Path, resumed_from: str | None) -> None:
     run = new_run(tmp_path)
     run.start_attempt()
     run.checkpoint(5).mkdir(parents=True)
     run.finish_attempt("killed")
-    run.start_attempt(resumed_from=run.checkpoint(5))
+    run.start_attempt(resumed_from)
     assert run.checkpoint(5).is_dir()
     assert not run.superseded.exists()
-
-
-def test_the_first_start_leaves_what_the_user_put_there(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    run.checkpoint(5).mkdir(parents=True)
-    run.start_attempt()
-    assert run.checkpoint(5).is_dir()
 
 
 def test_putting_aside_twice_loses_nothing(tmp_path: Path) -> None:
@@ -333,15 +355,21 @@ def test_a_folder_that_cannot_be_written_says_what_to_do() -> None:
 
 def test_a_start_that_fails_gives_the_run_free_again(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.start_attempt()
-    run.finish_attempt("finished")
+    content = run.run_json.read_bytes()
+    run.run_json.write_text("{")
+    with pytest.raises(JournalError, match="is damaged"):
+        run.start_attempt()
+    run.run_json.write_bytes(content)
+    assert run.start_attempt() == 1
+
+
+def test_files_that_cannot_be_put_aside_are_an_error(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
     run.checkpoint(5).mkdir(parents=True)
     run.superseded.write_text("a file in the way")
     with pytest.raises(JournalError, match=r"Cannot move checkpoints/ of the earlier run to .*attempt_1"):
-        run.start_attempt()
-    assert len(run.info.attempts) == 1
-    run.superseded.unlink()
-    assert run.start_attempt() == 2
+        run.supersede(1)
+    assert run.checkpoint(5).is_dir()
 
 
 def test_a_run_json_that_is_gone_or_unreadable_is_an_error(tmp_path: Path) -> None:

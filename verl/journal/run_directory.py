@@ -37,17 +37,20 @@ class RunDirectory:
         self.path = path
         self._lock = OwnedLock(path / "journal" / "run.lock", "trains in")
         self._started: int | None = None
+        self._names: tuple[str, str] | None = None  # for a start from scratch
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, project: str, experiment: str) -> Self:
-        """Run directory at `path`, made if it is not there; an earlier run in it is gone on with.
+        """Run directory at `path`, made if it is not there; an earlier run in it is left as it is.
 
-        Other files in the folder are left alone. The earlier run keeps its id and trackers.
+        Other files in the folder are left alone too. An earlier run keeps its id and trackers; it may be running, so
+        it takes the new names only when an attempt starts from scratch (`start_attempt`).
 
         Raises:
             JournalError: The path is a file, cannot be made or written, or its `run.json` is damaged.
         """
         run = cls(Path(path).expanduser().absolute())
+        run._names = (project, experiment)
         if run.path.exists() and not run.path.is_dir():
             raise JournalError(f"{run.path} is a file, not a folder. Choose another trainer.log_dir or VERL_LOG_DIR.")
         try:
@@ -56,10 +59,10 @@ class RunDirectory:
             raise journal_error("create the run directory", run.path, error) from error
         with short_lock(run.journal):
             if run.run_json.exists():
-                info = dataclasses.replace(run._read(), project=project, experiment=experiment)
+                run._read()
             else:
                 info = RunInfo(_new_run_id(), project, experiment, created=time.time())
-            replace_file(run.run_json, info.to_json())
+                replace_file(run.run_json, info.to_json())
         return run
 
     @classmethod
@@ -174,8 +177,12 @@ class RunDirectory:
     def start_attempt(self, resumed_from: str | os.PathLike[str] | None = None) -> int:
         """Takes the run for this process and opens the next attempt.
 
-        Without `resumed_from`, checkpoints and trajectories of an earlier attempt are put aside
-        (`supersede`). The run stays locked until `finish_attempt`, or the death of the process.
+        Without `resumed_from` the run takes the names given to `create`; a resumed one keeps its own, for trackers
+        know it by them. No file is moved: who starts from scratch puts the earlier files aside with `supersede`
+        once it knows that it can run. The run stays locked until `finish_attempt`, or the death of the process.
+
+        Args:
+            resumed_from: Checkpoint of this run to go on from; nothing for a start from scratch.
 
         Returns:
             Number of the attempt, from 1.
@@ -187,14 +194,13 @@ class RunDirectory:
         try:
             # The journal may know attempts that run.json does not, if that was lost and made anew.
             earlier = max([last_attempt(self.journal), *(attempt.number for attempt in self._read().attempts)])
-            if earlier and resumed_from is None:
-                self.supersede(earlier)
-            self._started = earlier + 1
-            attempt = _new_attempt(self._started, resumed_from)
-            self._update(lambda info: dataclasses.replace(info, attempts=(*info.attempts, attempt)))
+            attempt = _new_attempt(earlier + 1, resumed_from)
+            names = self._names if resumed_from is None else None
+            self._update(lambda info: _with_attempt(info, attempt, names))
         except BaseException:
             self._lock.release()
             raise
+        self._started = attempt.number
         return self._started
 
     def finish_attempt(self, status: str, number: int | None = None) -> None:
@@ -222,8 +228,10 @@ class RunDirectory:
     def supersede(self, attempt: int) -> None:
         """Moves checkpoints and trajectories to `superseded/attempt_<n>/`; nothing is deleted.
 
+        For the process that holds the run, between `start_attempt` and the first file it writes itself.
+
         Args:
-            attempt: Number of the attempt they belong to.
+            attempt: Number of the attempt they belong to: the last one before this start from scratch.
 
         Raises:
             JournalError: They cannot be moved.
@@ -258,6 +266,11 @@ def _new_attempt(number: int, resumed_from: str | os.PathLike[str] | None) -> At
     process = ProcessIdentity.current()
     source = None if resumed_from is None else os.fspath(resumed_from)
     return Attempt(number, process.since, process.pid, process.host, resumed_from=source)
+
+
+def _with_attempt(info: RunInfo, attempt: Attempt, names: tuple[str, str] | None) -> RunInfo:
+    project, experiment = names or (info.project, info.experiment)
+    return dataclasses.replace(info, project=project, experiment=experiment, attempts=(*info.attempts, attempt))
 
 
 def _with_tracker(info: RunInfo, name: str, ids: dict[str, Any]) -> RunInfo:
