@@ -6,25 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import jinja2
 import numpy as np
 
 from verl.data.prompts import Row
 from verl.data.rows import BadRowError
 from verl.errors import DataError
+from verl.tracing.conversation import ChatTokenizer, RefusedConversationError, render_conversation
 
 _CHUNK_ROWS = 1024
-_SEPARATOR = "\n\n"
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ChatTokenizer, Protocol):
     """What is used of a transformers tokenizer."""
 
-    chat_template: Any
     eos_token_id: Any
 
     def __call__(self, text: list[str], /, **kwargs: Any) -> Any: ...
-    def apply_chat_template(self, conversation: Any, /, **kwargs: Any) -> Any: ...
     def decode(self, token_ids: Any, /, **kwargs: Any) -> Any: ...
 
 
@@ -51,7 +48,7 @@ def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Encoded]:
     has_template = bool(tokenizer.chat_template)
     for begin in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[begin : begin + _CHUNK_ROWS]
-        rendered = [_render(row, tokenizer, has_template) for row in chunk]
+        rendered = [_render(row, tokenizer) for row in chunk]
         texts = [text for text in rendered if isinstance(text, str)]
         encoded = iter(_encode(texts, tokenizer, add_special_tokens=not has_template))
         for row, text in zip(chunk, rendered, strict=True):
@@ -67,20 +64,11 @@ def _as_ids(ids: list[int]) -> np.ndarray:
     return np.asarray(ids, dtype=np.int32)
 
 
-def plain_text(messages: Sequence[dict[str, Any]]) -> str:
-    """Joins the contents of messages by blank lines."""
-    return _SEPARATOR.join(message.get("content") or "" for message in messages)
-
-
-def _render(row: Row, tokenizer: Tokenizer, has_template: bool) -> str | BadRowError:
-    if not has_template:
-        return plain_text(row.messages)
+def _render(row: Row, tokenizer: Tokenizer) -> str | BadRowError:
     try:
-        return tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False)
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-        # What a template raises depends on the template: an own message, or a missing key.
-        roles = ", ".join(message["role"] for message in row.messages)
-        return BadRowError(f"the tokenizer's chat template refuses the messages (roles: {roles}): {error}")
+        return render_conversation(row.messages, tokenizer, add_generation_prompt=True)
+    except RefusedConversationError as error:
+        return BadRowError(str(error))
 
 
 def _encode(texts: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> list[list[int]]:
