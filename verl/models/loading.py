@@ -139,10 +139,11 @@ def load_critic(critic: CriticConfig, model: ModelConfig, device: torch.device |
 
 
 def load_reward_model(config: RewardModelConfig, device: torch.device | str) -> RewardModel:
-    """Loads a sequence classifier with one label, frozen, and its own tokenizer.
+    """Loads a sequence classifier with one label, frozen and in eval mode, with its own tokenizer.
 
     Raises:
-        ModelError: The model cannot be found or read, its head is missing, or it has more than one label.
+        ModelError: The model cannot be found or read, its head is missing, it has more than one label, or its
+            vocabulary is smaller than its tokenizer's.
     """
     setting = "reward.model.path"
     source = resolve_source(config.path, setting)
@@ -155,14 +156,14 @@ def load_reward_model(config: RewardModelConfig, device: torch.device | str) -> 
         )
     tokenizer = load_tokenizer(config.path, trust_remote_code=config.trust_remote_code, setting=setting)
     if model_config.get_text_config().pad_token_id is None:
-        # Classifiers find the last real token by comparing with the padding token.
+        # Causal classifiers find the last real token by comparing with the padding token.
         model_config.get_text_config().pad_token_id = tokenizer.pad_token_id
     network = _load_weights(
         AutoModelForSequenceClassification, source, model_config, config.trust_remote_code, getattr(torch, config.dtype)
     )
     check_vocabulary(network, tokenizer, source.location)
     network.to(device).requires_grad_(False).eval()  # type: ignore[arg-type]
-    return RewardModel(network, tokenizer)
+    return RewardModel(network, tokenizer, config.micro_batch_size, config.max_length)
 
 
 def check_vocabulary(transformer: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, location: str) -> None:

@@ -1,6 +1,6 @@
 """Rewards: functions by name, a reward model, and their weighted sum with every part kept.
 
-`verl.rewards.model_scorer` is apart: it needs torch, reward functions do not.
+Nothing here needs torch: the reward model is any `TextScorer`, such as `verl.models.loading.load_reward_model` gives.
 """
 
 from __future__ import annotations

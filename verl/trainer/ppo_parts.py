@@ -25,8 +25,7 @@ from verl.models.loading import (
 from verl.models.lora import has_lora, load_adapter, reference_weights
 from verl.models.policy import PolicyModel
 from verl.models.value_model import ValueModel
-from verl.rewards import RewardComputer, RewardInput, build_reward
-from verl.rewards.model_scorer import RewardModelScorer
+from verl.rewards import RewardComputer, RewardInput, TextScorer, build_reward
 from verl.rollout.engine import Engine, SamplingParams
 from verl.rollout.hf_engine import HfEngine
 from verl.rollout.single_turn import derive_seed
@@ -162,11 +161,8 @@ def _sampling(config: PPOConfig, temperature: float, top_p: float, top_k: int) -
     )
 
 
-def _scorer(config: RewardModelConfig, device: torch.device) -> RewardModelScorer | None:
-    if config.path is None:
-        return None
-    loaded = load_reward_model(config, device)
-    return RewardModelScorer(loaded.network, loaded.tokenizer, config.micro_batch_size, config.max_length, device)
+def _scorer(config: RewardModelConfig, device: torch.device) -> TextScorer | None:
+    return None if config.path is None else load_reward_model(config, device)
 
 
 def total_steps(config: PPOConfig, train_prompts: PromptDataset) -> int:
