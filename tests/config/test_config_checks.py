@@ -164,6 +164,14 @@ def test_reward_functions_have_different_names() -> None:
     accepts(**{"reward.functions": ["a.py:score", {"path": "b.py:score", "name": "second"}]})
 
 
+@pytest.mark.parametrize("function", ["a.py:model_score", {"path": "a.py:score", "name": "model_score"}])
+def test_no_reward_function_has_the_name_of_the_reward_models_score(function: Any) -> None:
+    message = message_of(**{"reward.functions": [function], "reward.model.path": "models/rm"})
+    assert "`reward.functions` must not have the name `model_score` with `reward.model.path`" in message
+    accepts(**{"reward.functions": [function]})
+    accepts(**{"reward.functions": ["a.py:score"], "reward.model.path": "models/rm"})
+
+
 @pytest.mark.parametrize("betas", [(0.9, 1.0), (-0.1, 0.9), (1.5, 0.9)])
 def test_betas_are_below_one(betas: tuple[float, float]) -> None:
     assert "`critic.optim.betas` must be 2 numbers of at least 0 and below 1" in message_of(

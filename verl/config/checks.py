@@ -19,6 +19,9 @@ ENGINES = ("hf",)
 MULTI_TURN_ENGINES: tuple[str, ...] = ()
 """Those of them that can play several turns."""
 
+MODEL_PART = "model_score"
+"""Name of the reward model's part of the reward, beside the names of the reward functions."""
+
 _NOT_A_CHECKPOINT = ("", "auto", "latest", "last", "newest", "true", "yes")
 
 
@@ -168,15 +171,25 @@ def validation(test_freq: int | None, train_files: Sequence[str], val_files: Seq
     ]
 
 
-def reward_names(names: Sequence[str]) -> list[Problem]:
-    """Each reward function has its own name, the part after the colon unless it is given one."""
+def reward_names(names: Sequence[str], model_path: str | None) -> list[Problem]:
+    """Each reward function has its own name, the part after the colon unless it is given one; so has the model."""
+    key = "reward.functions"
     short = [name.rpartition(":")[2] for name in names]
     twice = sorted({name for name in short if short.count(name) > 1})
-    return [
+    problems = [
         Problem(
-            "reward.functions",
-            "`reward.functions` must have different names, for the metrics `reward/parts/<name>` bear them;"
+            key,
+            f"`{key}` must have different names, for the metrics `reward/parts/<name>` bear them;"
             f" {shown(name)} stands there more than once: give each a `name`",
         )
         for name in twice
     ]
+    if model_path is not None and MODEL_PART in short:
+        problems.append(
+            Problem(
+                key,
+                f"`{key}` must not have the name `{MODEL_PART}` with `reward.model.path`: the score of the reward model"
+                " has it; give the function another `name`",
+            )
+        )
+    return problems

@@ -366,7 +366,9 @@ class PPOConfig(Group):
             *checks.engine(rollout.name, rollout.max_turns),
             *checks.trace_backend(rollout.trace.backend),
             *checks.validation(self.trainer.test_freq, self.data.train_files, self.data.val_files),
-            *checks.reward_names([function.name or function.path for function in self.reward.functions]),
+            *checks.reward_names(
+                [function.name or function.path for function in self.reward.functions], self.reward.model.path
+            ),
         ]
 
 

@@ -5,10 +5,11 @@ Nothing here needs torch: the reward model is any `TextScorer`, such as `verl.mo
 
 from __future__ import annotations
 
+from verl.config.checks import MODEL_PART
 from verl.rewards.building import build_reward
 from verl.rewards.functions import RewardFunction, load_reward_functions, make_reward_function
 from verl.rewards.inputs import RewardInput, RewardResult, ScoredText, TextScorer
-from verl.rewards.reward import MODEL_PART, RewardComputer
+from verl.rewards.reward import RewardComputer
 
 __all__ = [
     "MODEL_PART",

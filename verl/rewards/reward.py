@@ -19,12 +19,10 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from verl.config.checks import MODEL_PART
 from verl.errors import RewardError
 from verl.rewards.functions import RewardFunction, blamed_frame
 from verl.rewards.inputs import RewardInput, RewardResult, ScoredText, TextScorer
-
-MODEL_PART = "model_score"
-"""Name of the reward model's part."""
 
 _SHOWN_RESPONSE = 200
 _SHOWN_VALUE = 80
