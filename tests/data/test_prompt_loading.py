@@ -152,7 +152,22 @@ def test_overlong_prompts_can_be_cut_and_text_and_ids_agree(write_rows, tokenize
 def test_dropping_everything_is_an_error(write_rows, tokenizer):
     path = write_rows("a.jsonl", [{"prompt": "abc"}])
     message = error_of(tokenizer, train_files=[str(path)], max_prompt_length=5, overlong_prompts="drop")
-    assert message.startswith("data.train_files: no prompt is left. Dropped 1 of 1 prompts")
+    assert message == (
+        "data.train_files: no prompt is left. Dropped 1 of 1 prompts that are longer than data.max_prompt_length=5 "
+        "(the longest has 10 tokens). Raise data.max_prompt_length."
+    )
+
+
+def test_when_all_read_rows_are_refused_the_length_is_not_blamed(write_rows, tokenizer):
+    tokenizer.chat_template = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}ok"
+    path = write_rows("a.jsonl", [{"prompt": "bad"}, {"prompt": "good"}])
+    config = DataConfig(val_files=[str(path)], max_val_samples=1, bad_rows="skip")
+    with pytest.raises(DataError) as raised:
+        load_val_prompts(config, tokenizer, None)
+    message = str(raised.value)
+    assert message.startswith(f"data.val_files: no prompt is left. {path}: skipped 1 of 2 rows as malformed: line 1: ")
+    assert message.endswith(": no. Correct these rows, or raise data.max_val_samples.")
+    assert "max_prompt_length" not in message
 
 
 def test_a_prompt_longer_than_the_context_is_an_error_with_the_numbers(write_rows, tokenizer):

@@ -120,15 +120,26 @@ class _Loading:
         if notice:
             self.notices.append(notice)
         if not kept:
-            raise DataError(f"{self.setting}: no prompt is left. {notice or ''} Raise data.max_prompt_length.")
+            raise DataError(f"{self.setting}: no prompt is left. {' '.join(_why_none_is_left(files, notice))}")
         _check_context(kept, self.config, self.context_length)
         return kept
 
     def finish(self, files: Sequence[FileRows], kept: Sequence[Encoded]) -> PromptDataset:
         """Makes the data set."""
-        warnings = [warning for file in files if (warning := file.bad.warning(file.num_rows))]
         rows, ids, texts = [e.row for e in kept], [e.ids for e in kept], [e.text for e in kept]
-        return PromptDataset(rows, ids, texts, self.notices, warnings)
+        return PromptDataset(rows, ids, texts, self.notices, _warnings(files))
+
+
+def _warnings(files: Sequence[FileRows]) -> list[str]:
+    return [warning for file in files if (warning := file.bad.warning(file.num_rows))]
+
+
+def _why_none_is_left(files: Sequence[FileRows], overlong: str | None) -> list[str]:
+    reasons = [f"{warning}." for warning in _warnings(files)]
+    if overlong is None:
+        # A file without a single good row is refused before, so the good ones stand behind the limit.
+        return [*reasons, "Correct these rows, or raise data.max_val_samples."]
+    return [*reasons, overlong, "Raise data.max_prompt_length."]
 
 
 def _check_context(kept: Sequence[Encoded], config: DataConfig, context_length: int | None) -> None:
