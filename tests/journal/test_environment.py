@@ -64,7 +64,7 @@ def test_a_clean_repository(repository: Path) -> None:
     assert state is not None
     assert (state.root, state.branch, state.remote, state.diff) == (str(repository), "trunk", None, "")
     assert state.commit == git(repository, "rev-parse", "HEAD")
-    assert not state.is_dirty
+    assert state.changed_files == ()
 
 
 def test_uncommitted_changes_are_kept(repository: Path) -> None:
@@ -74,7 +74,6 @@ def test_uncommitted_changes_are_kept(repository: Path) -> None:
     (repository / "sub").mkdir()
     state = read_code_state(repository / "sub")
     assert state is not None
-    assert state.is_dirty
     assert set(state.changed_files) == {".M train.py", "?? new file.py"}
     assert "-rate = 1\n+rate = 2" in state.diff
     assert not state.is_diff_cut

@@ -44,16 +44,3 @@ def masked_mean(values_BT: Tensor, mask_BT: Tensor, dim: int | None = None) -> T
     """
     count = boolean_mask(mask_BT).sum(dim=dim)
     return masked_sum(values_BT, mask_BT, dim) / count.clamp_min(1)
-
-
-def masked_var(values_BT: Tensor, mask_BT: Tensor, ddof: int, dim: int | None = None) -> Tensor:
-    """Variance over the unmasked positions with divisor `count - ddof`, in two passes (no cancellation).
-
-    With `count <= ddof` positions the divisor is 1: one value has variance 0, none has 0.
-    """
-    mean = masked_mean(values_BT, mask_BT, dim)
-    if dim is not None:
-        mean = mean.unsqueeze(dim)
-    deviations_BT = zero_masked(values_BT, mask_BT) - mean
-    divisor = (boolean_mask(mask_BT).sum(dim=dim) - ddof).clamp_min(1)
-    return masked_sum(deviations_BT.square(), mask_BT, dim) / divisor

@@ -32,11 +32,6 @@ class CodeState:
     diff: str
     is_diff_cut: bool
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether the commit alone does not tell what ran."""
-        return bool(self.changed_files)
-
 
 def read_code_state(folder: Path) -> CodeState | None:
     """State of the repository that a folder is in; nothing if it is in none.
