@@ -10,22 +10,18 @@ are those of the process, so with one thread other programs on the machine distu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from speed_settings import headline, load_measured, speed_parser
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.schema import ModelConfig
-from verl.models.loading import load_policy, load_tokenizer
 from verl.models.policy import PolicyModel
 from verl.rollout.engine import GenerateRequest, SamplingParams
 from verl.rollout.hf_engine import HfEngine
-from verl.testing.models import make_tiny_model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +102,12 @@ def generate_sampler(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model folder; nothing = a tiny random one")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--n", type=int, default=8)
+    parser = speed_parser(__doc__)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        path = arguments.model or str(make_tiny_model_folder(folder, hidden_size=64, intermediate_size=192))
-        tokenizer = load_tokenizer(path)
-        policy = load_policy(ModelConfig(path=path), "cpu", tokenizer=tokenizer)
+    policy, tokenizer = load_measured(arguments)
     prompts = chat_prompts(tokenizer, arguments.prompts)
-    parameters = sum(parameter.numel() for parameter in policy.network.parameters())
-    print(f"{parameters:,} parameters, {len(prompts)} prompts x {arguments.n}, {arguments.threads} thread(s)")
+    print(headline(policy, f"{len(prompts)} prompts x {arguments.n}", arguments.threads))
     shape = (policy, tokenizer, prompts, arguments.n, arguments.max_new_tokens)
     ours = measure(engine_sampler(*shape), arguments.repeats)
     print(ours.line("HfEngine"), flush=True)

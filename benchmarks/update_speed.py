@@ -10,21 +10,17 @@ largest resident size of the process while a side runs, ours first.
 
 from __future__ import annotations
 
-import argparse
 import resource
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from speed_settings import headline, load_measured, speed_parser
 
-from verl.config.schema import ModelConfig
 from verl.models.batching import ModelBatch, pad_batch
-from verl.models.loading import load_policy, load_tokenizer
 from verl.models.logprobs import token_logprobs
 from verl.models.policy import PolicyModel
-from verl.testing.models import make_tiny_model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +107,11 @@ def largest_difference(ours: Cost, theirs: Cost) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model folder; nothing = a tiny random one")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--n", type=int, default=8)
+    parser = speed_parser(__doc__)
     parser.add_argument("--prompt-length", type=int, default=48)
     parser.add_argument("--response-length", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        path = arguments.model or str(make_tiny_model_folder(folder, hidden_size=64, intermediate_size=192))
-        policy = load_policy(ModelConfig(path=path), "cpu", tokenizer=load_tokenizer(path))
+    policy, _ = load_measured(arguments)
     rows = random_rows(
         policy.head.weight.shape[0],
         arguments.prompts,
@@ -133,10 +121,7 @@ def main() -> None:
     )
     batch = pad_batch(rows)
     tokens = sum(len(row.response_ids) for row in rows)
-    parameters = sum(parameter.numel() for parameter in policy.network.parameters())
-    print(
-        f"{parameters:,} parameters, {len(rows)} trajectories, {tokens} response tokens, {arguments.threads} thread(s)"
-    )
+    print(headline(policy, f"{len(rows)} trajectories, {tokens} response tokens", arguments.threads))
     ours = measure(policy, lambda: our_update(policy, batch), arguments.repeats)
     theirs = measure(policy, lambda: plain_update(policy, batch), arguments.repeats)
     for name, cost in (("token_logprobs", ours), ("logits of all tokens", theirs)):
