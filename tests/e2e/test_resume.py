@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from verl.errors import CheckpointError, ConfigError
+from verl.errors import CheckpointError, ConfigError, ModelError
 from verl.journal import JournalReader, canonical
 from verl.tracing.trajectory_store import step_files
 from verl.trainer.ppo_trainer import PPOTrainer
@@ -105,6 +105,55 @@ def test_a_fresh_start_in_a_used_directory_is_a_new_attempt_and_loses_nothing(ma
     assert every == [0, 1, 2, 1]
 
 
+def test_a_start_that_fails_leaves_the_earlier_run_alone(make_config, tmp_path):
+    PPOTrainer(make_config("trainer.total_steps=2")).train()
+    with pytest.raises(ModelError):
+        PPOTrainer(make_config(f"actor_rollout_ref.model.path={tmp_path / 'nothing'}"))
+    assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()
+    outcome = PPOTrainer(make_config("trainer.total_steps=3", "trainer.resume_from_checkpoint=auto")).train()
+    assert outcome.step == 3
+    steps = [record.step for record in canonical(JournalReader(tmp_path / "run").records()) if record.kind == "metrics"]
+    assert steps == [0, 1, 2, 3]
+
+
+NOISY = """
+import random
+import numpy as np
+
+def noisy(data_source, solution_str, ground_truth, extra_info):
+    return random.random() + float(np.random.rand())
+"""
+
+
+def test_rewards_that_draw_random_numbers_go_on_exactly_after_a_signal(make_config, tmp_path):
+    (tmp_path / "reward.py").write_text(NOISY)
+    settings = [f"reward.functions={tmp_path / 'reward.py'}:noisy", "trainer.total_steps=4"]
+    unbroken = tmp_path / "unbroken"
+    PPOTrainer(make_config(*settings, f"trainer.log_dir={unbroken}")).train()
+    first = PPOTrainer(make_config(*settings))
+    stop_after(first, 3, "on_rollout_end")
+    first.add_hook("on_rollout_end", lambda trainer, results: trainer.tracking.metrics.add("custom/count", 1.0))
+    assert first.train().step == 2
+    PPOTrainer(make_config(*settings, "trainer.resume_from_checkpoint=auto")).train()
+    key = "reward/episode_reward_mean"
+
+    def rewards(run: Path) -> list[float]:
+        return [
+            fields["metrics"][key] for kind, _, fields in logged(run) if kind == "metrics" and key in fields["metrics"]
+        ]
+
+    assert rewards(tmp_path / "run") == rewards(unbroken)
+    assert "custom/count" not in logged(tmp_path / "run")[-1][2].get("metrics", {})
+
+
+def test_a_grpo_checkpoint_can_be_continued_with_ppo(make_config, tmp_path):
+    PPOTrainer(make_config("algorithm.type=grpo", "trainer.total_steps=1")).train()
+    settings = ["algorithm.type=ppo", "trainer.total_steps=2", "trainer.resume_from_checkpoint=auto"]
+    assert PPOTrainer(make_config(*settings)).train().step == 2
+    notes = [record.fields["text"] for record in JournalReader(tmp_path / "run").records() if record.kind == "note"]
+    assert any("no critic" in note for note in notes)
+
+
 def test_resuming_with_other_data_warns(make_config, tmp_path):
     PPOTrainer(make_config("trainer.total_steps=1")).train()
     data = tmp_path / "data.jsonl"
@@ -128,10 +177,13 @@ def test_auto_without_a_checkpoint_starts_from_the_beginning(make_config):
     assert (outcome.status, outcome.step) == ("finished", 1)
 
 
-def test_a_damaged_checkpoint_is_refused_with_a_way_out(make_config, tmp_path):
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:100], lambda content: b"garbage" * 10, lambda content: b""]
+)
+def test_a_damaged_checkpoint_is_refused_with_a_way_out(make_config, tmp_path, damage):
     PPOTrainer(make_config("trainer.total_steps=1")).train()
     state = tmp_path / "run" / "checkpoints" / "global_step_1" / "trainer_state.pt"
-    state.write_bytes(state.read_bytes()[:100])
+    state.write_bytes(damage(state.read_bytes()))
     with pytest.raises(CheckpointError, match="use an older checkpoint"):
         PPOTrainer(make_config("trainer.total_steps=2", "trainer.resume_from_checkpoint=auto")).train()
 

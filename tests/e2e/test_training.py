@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from verl.errors import ConfigError
 from verl.journal import JournalReader
 from verl.testing.models import make_tiny_reward_model_folder
 from verl.trainer.export import export
@@ -204,6 +206,53 @@ def test_embeddings_are_logged_when_asked(make_config, tmp_path, reward):
     config = make_config(reward, "trainer.log_embeddings=true", "trainer.total_steps=1", "trainer.logger=[tensorboard]")
     PPOTrainer(config).train()
     assert (tmp_path / "run" / "projector_config.pbtxt").exists()
+
+
+def test_training_works_inside_a_running_event_loop(make_config, reward):
+    async def notebook_cell() -> int:
+        return PPOTrainer(make_config(reward, "trainer.total_steps=1")).train().step
+
+    assert asyncio.run(notebook_cell()) == 1
+
+
+def test_a_trainer_trains_once(make_config, reward):
+    trainer = PPOTrainer(make_config(reward, "trainer.total_steps=1"))
+    trainer.train()
+    with pytest.raises(ConfigError, match="has trained already"):
+        trainer.train()
+
+
+def test_several_processes_are_refused_until_they_can_work_together(make_config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="trains in one process"):
+        PPOTrainer(make_config())
+
+
+def test_texts_are_left_out_when_not_wanted(make_config, tmp_path, reward):
+    PPOTrainer(make_config(reward, "actor_rollout_ref.rollout.trace.token2text=false", "trainer.total_steps=1")).train()
+    rows = pq.read_table(tmp_path / "run/trajectories/steps/train/step_00000001.parquet").to_pylist()
+    assert all(row["response_text"] is None and row["messages"] is None and row["response_ids"] for row in rows)
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_gives_trajectories_that_can_be_told_apart(make_config, tmp_path, reward):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "Say a"}\n')
+    PPOTrainer(make_config(reward, f"data.train_files={data}", "trainer.total_steps=1")).train()
+    rows = pq.read_table(tmp_path / "run/trajectories/steps/train/step_00000001.parquet").to_pylist()
+    assert [(row["sample_index"], row["rollout_n"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_a_gradient_that_is_not_finite_is_an_alert(make_config, tmp_path, reward):
+    trainer = PPOTrainer(make_config(reward, "trainer.total_steps=1", "algorithm.type=grpo"))
+
+    def poison(trainer: PPOTrainer, results: dict) -> None:
+        next(iter(trainer.parts.policy.network.parameters())).register_hook(lambda gradient: gradient * float("nan"))
+
+    trainer.add_hook("on_train_start", poison)
+    trainer.train()
+    (alert,) = [record for record in JournalReader(tmp_path / "run").records() if record.kind == "alert"]
+    assert "not finite" in alert.fields["title"]
 
 
 def test_steps_follow_from_epochs(make_config, tmp_path, reward):

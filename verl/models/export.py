@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from verl.errors import CheckpointError
@@ -36,7 +37,7 @@ def save_model_folder(policy: PolicyModel, tokenizer: PreTrainedTokenizerBase, p
             _replace_folder(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
     return target
 

@@ -54,7 +54,7 @@ def build_requests(
         for rollout_n in range(n):
             sample_seed = derive_seed(seed, step, prompt.index, first + rollout_n, validate)
             request = GenerateRequest(prompt_ids=ids, sampling=sampling, seed=sample_seed)
-            requests.append(SampleRequest(prompt, rollout_n, step, validate, request))
+            requests.append(SampleRequest(prompt, first + rollout_n, step, validate, request))
     return requests
 
 

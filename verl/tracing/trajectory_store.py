@@ -5,7 +5,7 @@
 
 Floats per token are 16-bit; the trainer's log-prob is stored as its difference to the rollout's
 (small numbers keep their precision). Files are written aside, synced and renamed, by one thread,
-so the training thread does not wait for the disk.
+so the training thread waits for the disk only at checkpoints, or when it is many steps ahead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ import pyarrow.parquet as pq
 
 from verl.config.secrets import mask
 from verl.errors import JournalError
+from verl.journal.files import sync_folder
 from verl.tracing.trajectory import Trajectory
 
 _TOKEN_FLOATS = pa.list_(pa.float16())
+_WIDE_TOKEN_FLOATS = pa.list_(pa.float32())  # rewards of any size go into these
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -51,19 +53,23 @@ SCHEMA = pa.schema(
         ("rollout_logprob", _TOKEN_FLOATS),
         ("train_minus_rollout_logprob", _TOKEN_FLOATS),
         ("ref_minus_rollout_logprob", _TOKEN_FLOATS),
-        ("advantage", _TOKEN_FLOATS),
-        ("return", _TOKEN_FLOATS),
-        ("value", _TOKEN_FLOATS),
+        ("advantage", _WIDE_TOKEN_FLOATS),
+        ("return", _WIDE_TOKEN_FLOATS),
+        ("value", _WIDE_TOKEN_FLOATS),
         ("entropy", _TOKEN_FLOATS),
     ],
     metadata={"verl.trajectories": "1"},
 )
 
 
-def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
+def to_table(trajectories: Sequence[Trajectory], *, with_text: bool = True) -> pa.Table:
     """Trajectories as an Arrow table with `SCHEMA`; secrets in texts and metadata are masked."""
     masked = _MaskedJson()
-    return pa.Table.from_pylist([_row(trajectory, masked) for trajectory in trajectories], schema=SCHEMA)
+    rows = [_row(trajectory, masked) for trajectory in trajectories]
+    if not with_text:
+        for row in rows:
+            row.update(messages=None, prompt_text=None, response_text=None)
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 class _MaskedJson:
@@ -116,9 +122,9 @@ def _row(trajectory: Trajectory, masked: _MaskedJson) -> dict[str, Any]:
         "rollout_logprob": rollout.astype(np.float16),
         "train_minus_rollout_logprob": difference("old_logprob"),
         "ref_minus_rollout_logprob": difference("ref_logprob"),
-        "advantage": half("advantage"),
-        "return": half("return"),
-        "value": half("value"),
+        "advantage": facts.get("advantage"),
+        "return": facts.get("return"),
+        "value": facts.get("value"),
         "entropy": half("entropy"),
     }
 
@@ -133,8 +139,11 @@ def step_files(folder: Path) -> list[tuple[Path, int]]:
     return [(path, int(path.stem.removeprefix("step_"))) for path in sorted(folder.glob("steps/*/step_*.parquet"))]
 
 
-def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
+def write_step(path: Path, trajectories: Sequence[Trajectory], *, with_text: bool = True) -> None:
     """Writes one step aside, syncs it and renames it.
+
+    Args:
+        with_text: Store the decoded texts beside the token ids.
 
     Raises:
         JournalError: The disk is full or cannot be written.
@@ -144,7 +153,7 @@ def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:
             pq.write_table(
-                to_table(trajectories),
+                to_table(trajectories, with_text=with_text),
                 file,
                 compression="zstd",
                 use_dictionary=["data_source", "finish_reason"],  # pyright: ignore[reportArgumentType] - the stubs know bool only
@@ -152,6 +161,7 @@ def write_step(path: Path, trajectories: Sequence[Trajectory]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # what failed may fail again; the first error is the one to tell
             aside.unlink()
@@ -166,11 +176,13 @@ class TrajectoryStore:
 
     Args:
         folder: `<run>/trajectories`.
+        with_text: Store the decoded texts beside the token ids.
         max_pending: Steps that may wait for the disk; then `write` waits, which bounds the memory.
     """
 
-    def __init__(self, folder: Path, max_pending: int = 4) -> None:
+    def __init__(self, folder: Path, *, with_text: bool = True, max_pending: int = 4) -> None:
         self._folder = folder
+        self._with_text = with_text
         self._pending: queue.Queue[tuple[Path, Sequence[Trajectory]] | None] = queue.Queue(max_pending)
         self._error: JournalError | None = None
         self._thread = threading.Thread(target=self._work, name="trajectory-store", daemon=True)
@@ -194,11 +206,16 @@ class TrajectoryStore:
         self._pending.join()
         self._raise_error()
 
-    def close(self) -> None:
-        """Writes what is pending and ends the thread; never raises."""
+    def close(self) -> JournalError | None:
+        """Writes what is pending and ends the thread; never raises.
+
+        Returns:
+            Why a step could not be written, if that was not told yet.
+        """
         if self._thread.is_alive():
             self._pending.put(None)
             self._thread.join()
+        return self._error
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -208,7 +225,7 @@ class TrajectoryStore:
     def _work(self) -> None:
         while (item := self._pending.get()) is not None:
             try:
-                write_step(*item)
+                write_step(*item, with_text=self._with_text)
             except JournalError as error:
                 self._error = error
             except Exception as error:  # the thread must live on; the run is told at its next write

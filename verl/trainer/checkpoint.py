@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from verl.errors import CheckpointError
 
@@ -115,7 +116,7 @@ class CheckpointStore:
                 self._put_aside(final)
             aside.rename(final)
             _sync(self._folder)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
                 f"The checkpoint of step {step} could not be written to {self._folder}: {error}. "

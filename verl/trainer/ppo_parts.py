@@ -31,7 +31,7 @@ from verl.rollout.hf_engine import HfEngine
 from verl.rollout.single_turn import derive_seed
 from verl.tracing.trajectory import Trajectory
 from verl.trainer.estimation import needs_critic
-from verl.trainer.optimization import torch_device
+from verl.trainer.optimization import Optimization, torch_device
 from verl.trainer.updates import UpdatePlan
 
 
@@ -125,7 +125,8 @@ def build_parts(config: PPOConfig, checkpoint: Path | None) -> PPOParts:
     owns_reference = uses_reference and not (has_lora(policy) and settings.ref.path is None)
     critic = None
     if needs_critic(config.algorithm):
-        critic_path = config.critic.path if checkpoint is None else str(checkpoint / "critic")
+        saved = None if checkpoint is None else checkpoint / "critic"
+        critic_path = str(saved) if saved is not None and saved.is_dir() else config.critic.path
         critic = load_critic(config.critic.model_copy(update={"path": critic_path}), model, device)
     return PPOParts(
         tokenizer=tokenizer,
@@ -163,6 +164,17 @@ def _sampling(config: PPOConfig, temperature: float, top_p: float, top_k: int) -
 
 def _scorer(config: RewardModelConfig, device: torch.device) -> TextScorer | None:
     return None if config.path is None else load_reward_model(config, device)
+
+
+def build_optimizations(
+    config: PPOConfig, parts: PPOParts, total_steps: int
+) -> tuple[Optimization, Optimization | None]:
+    """Optimizers of the policy, and of the critic if there is one."""
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    return (
+        Optimization(parts.policy.network, actor.optim, total_steps, actor.grad_clip),
+        None if parts.critic is None else Optimization(parts.critic, critic.optim, total_steps, critic.grad_clip),
+    )
 
 
 def total_steps(config: PPOConfig, train_prompts: PromptDataset) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,11 +21,19 @@ from verl.models.export import save_adapter_folder, save_model_folder
 from verl.models.lora import has_lora
 from verl.models.policy import PolicyModel
 from verl.models.value_model import ValueModel
-from verl.tracking.metrics import MetricBuffer
+from verl.tracking.metrics import MetricBuffer, MetricState
 from verl.trainer.checkpoint import random_states, restore_random_states
 from verl.trainer.optimization import Optimization
 
 STATE_FILE = "trainer_state.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """State of the random generators and of the metrics not logged yet, after a whole step."""
+
+    random: dict[str, Any]
+    metrics: MetricState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +50,20 @@ class PPOState:
     metrics: MetricBuffer
     data_fingerprint: str
 
-    def save(self, folder: Path) -> None:
+    def step_end(self) -> StepEnd:
+        """What changes during a step before its weights do; taken after each whole step, so that a step which a
+        signal cuts short leaves no trace in the checkpoint."""
+        return StepEnd(random_states(), self.metrics.state_dict())
+
+    def save(self, folder: Path, step_end: StepEnd) -> None:
         """Writes `trainer_state.pt`."""
         critic = self.critic_optimization
         state = {
             "actor_optimization": self.actor_optimization.state_dict(),
             "critic_optimization": None if critic is None else critic.state_dict(),
             "kl_controller": self.kl_controller.state_dict(),
-            "metrics": self.metrics.state_dict(),
-            "random": random_states(),
+            "metrics": step_end.metrics,
+            "random": step_end.random,
             "data_fingerprint": self.data_fingerprint,
         }
         torch.save(state, folder / STATE_FILE)
@@ -73,7 +87,16 @@ class PPOState:
             if self.critic_optimization is not None and state["critic_optimization"] is not None:
                 self.critic_optimization.load_state_dict(state["critic_optimization"])
             restore_random_states(state["random"])
-        except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
+        except (
+            OSError,
+            RuntimeError,
+            KeyError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            UnpicklingError,
+        ) as error:
             raise CheckpointError(
                 f"{path} cannot be continued from: {type(error).__name__}: {error}. It is damaged, or was saved by a "
                 "run with another model or optimizer; use an older checkpoint, or start anew from its actor/ folder "

@@ -11,9 +11,10 @@ configuration. The pieces are pure functions in `verl.algorithms` and the module
 
 from __future__ import annotations
 
-import asyncio
+import math
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +24,9 @@ import psutil
 import torch
 
 from verl.algorithms.kl import build_kl_controller
-from verl.config import PPOConfig
+from verl.config import PPOConfig, process_rank
 from verl.data import Prompt, batch_indices
-from verl.errors import VerlError
+from verl.errors import ConfigError, VerlError
 from verl.rollout.engine import SamplingParams
 from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
@@ -34,15 +35,23 @@ from verl.tracking import Tracking, check_tracker
 from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts
 from verl.trainer.checkpoint import CheckpointStore, seed_everything
+from verl.trainer.coroutines import CoroutineRunner
 from verl.trainer.estimation import estimate_advantages
 from verl.trainer.hooks import HookFunction, Hooks
 from verl.trainer.launch import main
-from verl.trainer.optimization import Optimization
 from verl.trainer.phases import PhaseTimer
-from verl.trainer.ppo_parts import PPOParts, actor_plan, build_parts, critic_plan, epochs_done, total_steps
+from verl.trainer.ppo_parts import (
+    PPOParts,
+    actor_plan,
+    build_optimizations,
+    build_parts,
+    critic_plan,
+    epochs_done,
+    total_steps,
+)
 from verl.trainer.ppo_state import PPOState, save_models
 from verl.trainer.recording import log_embeddings, log_rollouts, record_environment
-from verl.trainer.run_opening import open_run
+from verl.trainer.run_opening import open_run, put_earlier_aside
 from verl.trainer.scoring import score_logprobs, score_values
 from verl.trainer.signals import StopRequested, StopSignals
 from verl.trainer.step_metrics import (
@@ -55,6 +64,9 @@ from verl.trainer.step_metrics import (
 )
 from verl.trainer.updates import update_actor, update_critic
 from verl.trainer.validation import GENERATION_COLUMNS, generation_rows, num_generations
+
+ENVIRONMENT_SECONDS = 10.0
+"""Longest time that the end of a run waits for `environment.json` (fingerprints on a disk that hangs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,7 @@ class PPOTrainer:
         config.check()  # again: settings may have been changed one by one since it was made
         for name in config.trainer.logger:
             check_tracker(name)
+        _refuse_many_processes()
         if config.trainer.num_threads is not None:
             torch.set_num_threads(config.trainer.num_threads)
         self._run = run = open_run(config, datetime.now())
@@ -102,32 +115,35 @@ class PPOTrainer:
             seed_everything(config.trainer.seed)
             self.parts: PPOParts = build_parts(config, run.checkpoint)
             self.total_steps = total_steps(config, self.parts.train_prompts)
+            self._actor_optimization, self._critic_optimization = build_optimizations(
+                config, self.parts, self.total_steps
+            )
+            self._environment = record_environment(run.directory, config, run.attempt)
             self.tracking = Tracking.start(run.directory, config, total_steps=self.total_steps, attempt=run.attempt)
         except BaseException:
             run.directory.finish_attempt("failed")
             raise
-        self._environment = record_environment(run.directory, config, run.attempt)
         self.writer = self.tracking.writer
         self.global_step = self._done_steps = run.step
-        self._validated: tuple[int, float] | None = None
         self._hooks = Hooks(config.trainer.hook_errors, warn=self._warn)
-        self._async = asyncio.Runner()
-        self._trajectories = TrajectoryStore(run.directory.trajectories)
+        self._coroutines = CoroutineRunner()
+        self._trajectories = TrajectoryStore(
+            run.directory.trajectories, with_text=config.actor_rollout_ref.rollout.trace.token2text
+        )
         self._checkpoints = CheckpointStore(run.directory.checkpoints, config.trainer.keep_checkpoints)
         self._kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
-        self._actor_optimization = Optimization(
-            self.parts.policy.network,
-            config.actor_rollout_ref.actor.optim,
-            self.total_steps,
-            config.actor_rollout_ref.actor.grad_clip,
+        self._state = PPOState(
+            self._actor_optimization,
+            self._critic_optimization,
+            self._kl_controller,
+            self.tracking.metrics,
+            self.parts.train_prompts.fingerprint,
         )
-        self._critic_optimization = (
-            Optimization(self.parts.critic, config.critic.optim, self.total_steps, config.critic.grad_clip)
-            if self.parts.critic is not None
-            else None
-        )
+        self._step_end = self._state.step_end()
+        self._validated: tuple[int, float] | None = None
         self._process = psutil.Process()
         self._timer = PhaseTimer()
+        self._has_trained = False
 
     def add_hook(self, event: str, function: HookFunction) -> None:
         """Calls `function(trainer, results)` at each `event`; see `verl.trainer.hooks.EVENTS`.
@@ -143,6 +159,12 @@ class PPOTrainer:
         Raises:
             VerlError: A reward, a hook, the disk or the data failed; what was recorded before stays.
         """
+        if self._has_trained:
+            raise ConfigError(
+                "This trainer has trained already; make a new PPOTrainer to train again, or to go on from the "
+                "checkpoint with trainer.resume_from_checkpoint=auto."
+            )
+        self._has_trained = True
         status: EndStatus = "failed"
         error: str | None = None
         stopped_by: str | None = None
@@ -167,6 +189,7 @@ class PPOTrainer:
 
     def _train(self, stop: StopSignals) -> None:
         config, parts, tracking = self.config.trainer, self.parts, self.tracking
+        put_earlier_aside(self._run)
         if self._run.rewind_to is not None:
             tracking.rewind(self._run.rewind_to)
         tracking.progress(self._done_steps)
@@ -175,9 +198,10 @@ class PPOTrainer:
         for warning in parts.warnings:
             self._warn(warning)
         if self._run.checkpoint is not None:
-            for warning in self._state().load(self._run.checkpoint):
+            for warning in self._state.load(self._run.checkpoint):
                 self._warn(warning)
-            self._async.run(parts.engine.update_weights(self._done_steps))
+            self._coroutines.run(parts.engine.update_weights(self._done_steps))
+        self._step_end = self._state.step_end()
         self._hooks.run("on_train_start", self, {"total_steps": self.total_steps, "start_step": self._done_steps})
         if self._done_steps == 0:
             if config.log_embeddings:
@@ -186,6 +210,7 @@ class PPOTrainer:
                 tracking.log_metrics(self.validate(), step=0)
         self._timer = PhaseTimer()
         while self._done_steps < self.total_steps:
+            stop.check()
             self._step(self._done_steps + 1, stop)
         if config.log_embeddings:
             log_embeddings(tracking, parts, step=self.total_steps)
@@ -202,7 +227,7 @@ class PPOTrainer:
             trajectories = self._sample(self._train_prompts(step), rollout.n, parts.sampling, validate=False)
         stop.check()
         with timer.phase("reward"):
-            self._async.run(parts.score(trajectories))
+            self._coroutines.run(parts.score(trajectories))
         self._hooks.run("on_rollout_end", self, rollout_results(trajectories))
 
         # 2. What the policy, the reference and the critic make of them.
@@ -234,6 +259,7 @@ class PPOTrainer:
                     parts.critic, self._critic_optimization, batch, critic_plan(config, step), critic.cliprange_value
                 )
             add_critic_metrics(metrics, critic_update, self._critic_optimization.learning_rate)
+            self._alert_skipped("critic", critic_update.grad_norms)
             self._critic_optimization.end_step()
         if parts.critic is None or step > critic.warmup_steps:
             with timer.phase("update_actor"):
@@ -248,8 +274,9 @@ class PPOTrainer:
                     scale_length,
                 )
             add_actor_metrics(metrics, actor_update, self._actor_optimization.learning_rate)
+            self._alert_skipped("policy", actor_update.grad_norms)
         self._actor_optimization.end_step()
-        self._async.run(parts.engine.update_weights(step))
+        self._coroutines.run(parts.engine.update_weights(step))
         if estimate.penalty_kl is not None and estimate.penalty_kl.count:
             self._kl_controller.update(estimate.penalty_kl.mean, len(batch))
         self._done_steps = step
@@ -282,6 +309,7 @@ class PPOTrainer:
                 self.tracking.log_metrics(record, step)
             self._trajectories.write(step, batch.trajectories, validate=False)
         self._hooks.run("on_step_end", self, {"step": step, "timings": seconds, "metrics": record, "batch": batch})
+        self._step_end = self._state.step_end()
         if _is_due(step, config.save_freq):
             with timer.phase("checkpoint"):
                 self._save_checkpoint()
@@ -295,7 +323,7 @@ class PPOTrainer:
             trajectories += self._sample(
                 prompts, config.actor_rollout_ref.rollout.val_kwargs.n, parts.val_sampling, validate=True
             )
-        self._async.run(parts.score(trajectories))
+        self._coroutines.run(parts.score(trajectories))
         values = validation_metrics(trajectories)
         count = num_generations(config.trainer.log_val_generations, len(parts.val_prompts))
         if count:
@@ -319,16 +347,7 @@ class PPOTrainer:
         requests = build_requests(
             prompts, n, sampling, seed=self.config.trainer.seed, step=self.global_step, validate=validate
         )
-        return self._async.run(collect(self.parts.engine, requests, self.parts.tokenizer))
-
-    def _state(self) -> PPOState:
-        return PPOState(
-            self._actor_optimization,
-            self._critic_optimization,
-            self._kl_controller,
-            self.tracking.metrics,
-            self.parts.train_prompts.fingerprint,
-        )
+        return self._coroutines.run(collect(self.parts.engine, requests, self.parts.tokenizer))
 
     def _save_checkpoint(self) -> None:
         """Saves the state after the last whole step, unless that is saved already."""
@@ -341,21 +360,45 @@ class PPOTrainer:
 
         def write(folder: Path) -> None:
             save_models(folder, parts.policy, parts.critic, parts.tokenizer)
-            self._state().save(folder)
+            self._state.save(folder, self._step_end)
 
         path = self._checkpoints.save(step, metric, write)
         self._hooks.run("on_checkpoint_saved", self, {"path": path, "step": step})
+
+    def _alert_skipped(self, model: str, grad_norms: Sequence[float]) -> None:
+        skipped = sum(not math.isfinite(norm) for norm in grad_norms)
+        if skipped:
+            self.tracking.alert(
+                f"gradient of the {model} is not finite",
+                f"Step {self.global_step}: {skipped} of {len(grad_norms)} optimizer steps were left out. It usually "
+                "means that the learning rate is too high, or that rewards or log-probs are infinite.",
+            )
 
     def _warn(self, text: str) -> None:
         self.tracking.note(text, level="warning")
 
     def _close(self, status: EndStatus, error: str | None) -> None:
-        """Ends everything, each part whatever the others do."""
-        self._trajectories.close()
-        self._environment.join()
-        self._async.run(self.parts.engine.close())
-        self._async.close()
-        self.tracking.finish(status, error)
+        """Ends everything, each part whatever the others do; the last in the list is the first to be closed."""
+        with ExitStack() as stack:
+            stack.callback(self.tracking.finish, status, error)
+            stack.callback(self._coroutines.close)
+            stack.callback(lambda: self._coroutines.run(self.parts.engine.close()))
+            stack.callback(self._environment.join, ENVIRONMENT_SECONDS)
+            stack.callback(self._close_trajectories)
+
+    def _close_trajectories(self) -> None:
+        problem = self._trajectories.close()
+        if problem is not None:
+            self._warn(str(problem))
+
+
+def _refuse_many_processes() -> None:
+    process = process_rank()
+    if process.world_size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {process.world_size}: this version trains in one process. Start it without torchrun (or "
+            "unset RANK and WORLD_SIZE)."
+        )
 
 
 def rollout_results(trajectories: Sequence[Trajectory]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from verl.config import PPOConfig, resolve_log_dir
 from verl.config.environment import variable
 from verl.config.naming import experiment_name
-from verl.errors import CheckpointError, ConfigError
+from verl.errors import CheckpointError, ConfigError, JournalError
 from verl.journal import RunDirectory
 from verl.tracing.trajectory_store import step_files
 from verl.trainer.checkpoint import CheckpointStore, read_info
@@ -40,8 +40,8 @@ class OpenedRun:
 def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
     """Decides where the run lives and what it continues, and takes the directory for this process.
 
-    A fresh start in a directory that holds an earlier run is a new attempt: its checkpoints and trajectories are
-    moved to `superseded/`, its records stay in the journal.
+    A fresh start in a directory that holds an earlier run is a new attempt. Nothing of the earlier one is touched
+    yet: that is for `put_earlier_aside`, once this run is known to be able to start.
 
     Raises:
         ConfigError: `resume_from_checkpoint=auto` without a run directory to look in.
@@ -56,11 +56,10 @@ def open_run(config: PPOConfig, now: datetime) -> OpenedRun:
     if attempt > 1 and not continues:
         notices.append(
             f"{path} holds an earlier run: this is attempt {attempt}, from the beginning. Checkpoints and trajectories "
-            f"of the earlier one are now in {directory.superseded}; to continue a run, set "
+            f"of the earlier one are moved to {directory.superseded}; to continue a run, set "
             "trainer.resume_from_checkpoint=auto."
         )
     if continues:
-        _move_later_aside(directory, step, attempt - 1)
         notices.append(f"Continuing from {checkpoint} (step {step}): attempt {attempt}.")
     rewind_to = None if attempt == 1 else step if continues else -1
     return OpenedRun(directory, attempt, checkpoint, step, rewind_to, tuple(notices))
@@ -97,9 +96,30 @@ def is_log_dir_given(config: PPOConfig) -> bool:
     return config.trainer.log_dir is not None or variable("VERL_LOG_DIR") is not None
 
 
-def _move_later_aside(directory: RunDirectory, step: int, attempt: int) -> None:
-    """Moves checkpoints and trajectories after `step` to `superseded/`: they belong to another branch."""
-    aside = directory.superseded / f"attempt_{attempt}"
+def put_earlier_aside(run: OpenedRun) -> None:
+    """Moves to `superseded/` what an earlier attempt left and this one replaces.
+
+    That is all its checkpoints and trajectories for a fresh start, and those after the checkpoint for a continued
+    run: they belong to another branch.
+
+    Raises:
+        JournalError: They cannot be moved.
+    """
+    if run.rewind_to is None:
+        return
+    if run.rewind_to < 0:
+        run.directory.supersede(run.attempt - 1)
+        return
+    try:
+        _move_later_aside(run.directory, run.rewind_to, run.directory.superseded / f"attempt_{run.attempt - 1}")
+    except OSError as error:
+        raise JournalError(
+            f"What lies after step {run.rewind_to} in {run.directory.path} cannot be moved to "
+            f"{run.directory.superseded}: {error}. Move or delete it by hand, then resume again."
+        ) from error
+
+
+def _move_later_aside(directory: RunDirectory, step: int, aside: Path) -> None:
     store = CheckpointStore(directory.checkpoints, keep=None)
     later = [store.path(other) for other in store.steps() if other > step]
     later += [path for path, other in step_files(directory.trajectories) if other > step]
