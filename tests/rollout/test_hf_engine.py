@@ -186,7 +186,29 @@ def test_all_end_ids_of_model_and_tokenizer_end_a_response(tmp_path):
         assert ends[-1] == (completion.finish_reason is FinishReason.STOP)
 
 
-def test_a_stop_string_on_the_last_allowed_token_is_a_stop_and_an_end_token_wins(loaded):
+def test_parameters_stay_with_their_rows_when_others_leave_the_batch(loaded):
+    policy, tokenizer = loaded["llama"]
+    short = SamplingParams(max_new_tokens=1)
+    long = [
+        SamplingParams(max_new_tokens=10, temperature=0.0),
+        SamplingParams(max_new_tokens=10, temperature=2.0, top_k=20),
+        SamplingParams(max_new_tokens=10, temperature=0.5, top_p=0.6),
+    ]
+    requests = [GenerateRequest((5, 6, 7), params, seed=3) for params in [short, short, *long, short, short]]
+    engine = HfEngine(policy, tokenizer)
+    together = generate(engine, requests)
+    assert [c.token_ids for c in together] == [generate(engine, [r])[0].token_ids for r in requests]
+    assert any(len(c.token_ids) > 3 for c in together[2:5])
+
+
+def test_an_end_token_wins_over_a_stop_string_that_names_it(loaded):
+    policy, tokenizer = loaded["llama"]
+    requests = mixed_requests(40, stop=(tokenizer.eos_token,))
+    reasons = {c.finish_reason for c in generate(HfEngine(policy, tokenizer), requests)}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_a_stop_string_on_the_last_allowed_token_is_a_stop(loaded):
     policy, tokenizer = loaded["llama"]
     engine = HfEngine(policy, tokenizer)
     request = mixed_requests(1, max_new_tokens=4)[0]
