@@ -66,6 +66,23 @@ class RunInfo:
         """Status of the last attempt; `created` if there was none."""
         return self.attempts[-1].status if self.attempts else "created"
 
+    @property
+    def last_attempt(self) -> int:
+        """Number of the last attempt; 0 if there was none."""
+        return self.attempts[-1].number if self.attempts else 0
+
+    def attempt(self, number: int) -> Attempt:
+        """The attempt of this number, which need not be at this place of the list.
+
+        Raises:
+            JournalError: There is no such attempt.
+        """
+        for attempt in self.attempts:
+            if attempt.number == number:
+                return attempt
+        numbers = [attempt.number for attempt in self.attempts]
+        raise JournalError(f"The run {self.run_id} has no attempt {number}; it has {numbers or 'none'}.")
+
     def to_json(self) -> bytes:
         raw = {
             "run_id": self.run_id,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verl.tracking.catalogue import CATALOGUE, lookup, sanitize_name
-    from verl.tracking.feed import drain
-    from verl.tracking.logger import Artifact, Embedding, Histogram, Moment, TrackedRun, TrainerLogger
+    from verl.tracking.feed_worker import drain
+    from verl.tracking.logger import Artifact, Embedding, Histogram, Moment, StateLostError, TrackedRun, TrainerLogger
     from verl.tracking.metrics import MetricBuffer, merge
     from verl.tracking.spec import Direction, MetricSpec, Reduction
     from verl.tracking.table import check_tracker, load_tracker, tracker_locations
@@ -33,12 +33,13 @@ _LAZY = {
     "MetricSpec": "verl.tracking.spec",
     "Moment": "verl.tracking.logger",
     "Reduction": "verl.tracking.spec",
+    "StateLostError": "verl.tracking.logger",
     "TrackedRun": "verl.tracking.logger",
     "Tracking": "verl.tracking.tracking",
     "TrainerLogger": "verl.tracking.logger",
     "Writer": "verl.tracking.writer",
     "check_tracker": "verl.tracking.table",
-    "drain": "verl.tracking.feed",
+    "drain": "verl.tracking.feed_worker",
     "load_tracker": "verl.tracking.table",
     "lookup": "verl.tracking.catalogue",
     "merge": "verl.tracking.metrics",
@@ -56,6 +57,7 @@ __all__ = [
     "MetricSpec",
     "Moment",
     "Reduction",
+    "StateLostError",
     "TrackedRun",
     "Tracking",
     "TrainerLogger",

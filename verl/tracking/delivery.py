@@ -44,6 +44,11 @@ def deliver(record: Record, logger: TrainerLogger, directory: Path) -> None:
     handler(record, logger, directory)
 
 
+def is_for_trackers(record: Record) -> bool:
+    """Whether `deliver` calls the tracker for this record."""
+    return record.kind in _HANDLERS
+
+
 def deliver_end(status: RunStatus, error: str | None, logger: TrainerLogger) -> None:
     """Tell a tracker how the run ended: what went wrong, if anything did, then the status."""
     if error:

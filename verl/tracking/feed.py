@@ -1,29 +1,38 @@
 """Feed one tracker from the journal: the same code in the relay, in a thread, and inline.
 
 The journal is the queue: a tracker reads it at its own pace, a bounded piece at a time, so a slow one delays
-nobody and costs no memory. Its cursor is stored after the tracker has flushed: delivery is at least once, and
-nothing twice for a tracker that uses its `state()` to take back what was not acknowledged.
+nobody and costs no memory. Its cursor moves only past what the tracker has flushed. When a tracker fails, it is
+closed, and opened again after a while at that cursor: delivery is at least once, and nothing twice for a tracker that
+uses its `state()` to take back what was not acknowledged.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from verl.errors import JournalError
-from verl.journal import JournalReader, Kind, Record, RunDirectory
+from verl.journal import Cursor, JournalReader, Kind, Record, RunDirectory
+from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
-from verl.tracking.delivery import deliver, deliver_end
-from verl.tracking.feed_state import BROKEN, FEEDING, FeedState, state_path
-from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
+from verl.journal.records import stream_of
+from verl.tracking.delivery import deliver, deliver_end, is_for_trackers
+from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
+from verl.tracking.logger import RunStatus, StateLostError, TrackedRun, TrainerLogger
+from verl.tracking.patience import Backoff, Patience
 from verl.tracking.table import load_tracker
 
 log = logging.getLogger("verl.tracking")
 
 BATCH_BYTES = 1024 * 1024
-POLL_SECONDS = 0.2
+_ONE_RECORD = 1  # as a number of bytes: the journal gives at least one record
+_FEW_RECORDS = 64  # may as well be delivered one by one
+_MOST_PROBES = 8
+_NOTHING_YET = Position()
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Never a record's fault, even if a smaller record fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +50,30 @@ class FeedSource:
     total_steps: int | None = None
 
 
+class Advance(Enum):
+    """What became of a call of `Feed.advance`."""
+
+    MORE = auto()
+    """Something was delivered; there may be more."""
+    IDLE = auto()
+    """There is nothing new, or it is too early to try again."""
+    DONE = auto()
+    """The end was delivered, or another feed has taken over."""
+
+
 class Feed:
     """One tracker and how far it has been fed. Use it from one thread.
 
     Args:
         name: Tracker's name, also that of its state file.
-        make: Makes the tracker; called by `open`.
+        make: Makes the tracker; called each time it is opened.
         source: The run.
+        patience: When to try again after a failure.
     """
 
-    def __init__(self, name: str, make: Callable[[], TrainerLogger], source: FeedSource) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], TrainerLogger], source: FeedSource, patience: Patience | None = None
+    ) -> None:
         self.name = name
         self._make = make
         self._source = source
@@ -60,19 +83,40 @@ class Feed:
         self._logger: TrainerLogger | None = None
         self._latest_attempt = 0
         self._problems = 0
+        self._patience = patience or Patience()
+        self._backoff = Backoff(self._patience)
+        self._doing = "open"  # for the message if it fails
+        self._is_loaded = False
+        self._skipped_before = 0
+        self._budget = BATCH_BYTES
+        self._doubtful = 0  # records from the cursor on, one of which may be why it failed
+        self._tries = 0  # failures of the record at the cursor
+        self._refused_kinds: set[str] = set()
+        self._kind = ""  # of the record delivered last
+        self._is_known = False  # the tracker works and refuses this kind: no use in waiting between its tries
         self.state = FeedState(name)
-        self._cursor = self.state.cursor  # read and delivered, perhaps not flushed yet
         self.finish_record: Record | None = None
+        self.is_done = False
 
     @classmethod
     def by_name(cls, name: str, source: FeedSource) -> Feed:
-        """Feed of a tracker of the table; its package is imported by `open`."""
+        """Feed of a tracker of the table; its package is imported when it is opened."""
         return cls(name, lambda: load_tracker(name)(), source)
 
     @property
     def is_overtaken(self) -> bool:
         """Whether a later attempt has begun: the run goes on, and another feed takes over."""
         return self._latest_attempt > self._source.attempt
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether the tracker works and had taken all that there was."""
+        return self._logger is not None and self.state.status == FEEDING and not self._backoff.is_waiting
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the tracker has taken everything, to the end."""
+        return self.is_done and self.state.num_skipped <= self._skipped_before
 
     def lock(self) -> None:
         """Take the tracker's state for this process.
@@ -83,101 +127,226 @@ class Feed:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
 
-    def open(self) -> bool:
-        """Read the state and open the tracker; False (and a state that says so) if that fails."""
+    def hurry(self) -> None:
+        """Try a failing tracker at once, not later."""
+        self._backoff.hurry()
+
+    def advance(self, ending: RunStatus | None = None) -> Advance:
+        """Open the tracker if need be, deliver the next piece of the journal, or the end. Never raises.
+
+        Args:
+            ending: Status the run has ended with, if nothing more will be written.
+        """
+        if self.is_done:
+            return Advance.DONE
+        if self._backoff.is_waiting:
+            return Advance.IDLE
         try:
+            return self._advance(ending)
+        except Exception as error:
+            self._failed(error)
+            return Advance.IDLE
+
+    def leave(self) -> None:
+        """Give the state back without an end: the run goes on elsewhere."""
+        self._close()
+        self._lock.release()
+
+    def _advance(self, ending: RunStatus | None) -> Advance:
+        if self._logger is None:
+            self._open()
+        has_more = self._leave_out() if self._tries >= self._patience.tries else self._pump()
+        if (ending or self.finish_record) and self.is_overtaken:
+            self.is_done = True
+            self.leave()
+            return Advance.DONE
+        if has_more:
+            return Advance.MORE
+        status = self.finish_record.fields["status"] if self.finish_record else ending
+        if status is None:
+            return Advance.IDLE
+        self._finish(status)
+        return Advance.DONE
+
+    def _open(self) -> TrainerLogger:
+        self._doing = "open"
+        if not self._is_loaded:
             self.state = FeedState.load(self._path, self.name)
             self.state.attempt, self.state.status = self._source.attempt, FEEDING
-            self._cursor = self.state.cursor
-            info = self._source.directory.info
-            logger = self._make()
-            logger.open(
-                TrackedRun(
-                    run_id=info.run_id,
-                    project=info.project,
-                    experiment=info.experiment,
-                    directory=self._source.directory.path,
-                    attempt=self._source.attempt,
-                    total_steps=self._source.total_steps,
-                    state=self.state.own,
-                )
-            )
-            self.state.where = logger.where()
-        except Exception as error:
-            self._failed("open", error)
-            self.state.status = BROKEN
-            self._save()
-            return False
-        self._logger = logger
+            self._skipped_before = self.state.num_skipped
+            self._is_loaded = True
+        try:
+            self._logger = self._opened()
+        except StateLostError as error:
+            log.warning("%s: %s; it is built again from the journal", self.name, error)
+            self.state.forget()
+            self._logger = self._opened()
+        self.state.where = self._logger.where()
         self._save()
+        return self._logger
+
+    def _opened(self) -> TrainerLogger:
+        info = self._source.directory.info
+        logger = self._make()
+        run = TrackedRun(
+            run_id=info.run_id,
+            project=info.project,
+            experiment=info.experiment,
+            directory=self._source.directory.path,
+            attempt=self._source.attempt,
+            total_steps=self._source.total_steps,
+            state=self.state.own,
+        )
+        logger.open(run)
+        return logger
+
+    def _pump(self) -> bool:
+        """Deliver the next piece of the journal; False if there was nothing new."""
+        logger = self._logger
+        assert logger is not None
+        records, cursor = self._read(self.state.cursor, self._budget)
+        if not records:
+            return False
+        try:
+            for record in records:
+                self._deliver(record, logger)
+            self._acknowledge(records, cursor, logger)
+        except Exception as error:
+            self._doubt(records, error)
+            raise
         return True
 
-    def pump(self) -> bool:
-        """Deliver the next piece of the journal; False if there was nothing new."""
-        assert self._logger is not None, "open the feed first"
-        try:
-            records, cursor = self._reader.follow(self._cursor, max_bytes=BATCH_BYTES)
-        except OSError as error:  # a network disk that is away for a moment
-            self._failed("read the journal", error)
-            return False
+    def _read(self, cursor: Cursor, max_bytes: int) -> tuple[list[Record], Cursor]:
+        self._doing = "read the journal"  # a network disk may be away for a moment
+        found = self._reader.follow(cursor, max_bytes=max_bytes)
         if self._reader.num_problems > self._problems:
             self._problems = self._reader.num_problems
             log.warning(
                 "%s: the journal has lines that are no records, the last: %s", self.name, self._reader.problems[-1]
             )
-        if not records:
-            return False
-        for record in records:
-            self._deliver(record, self._logger)
-        self._cursor = cursor
-        self.state.seq = records[-1].seq
-        self.state.delivered += len(records)
-        self._flush(self._logger)
-        return True
-
-    def finish(self, status: RunStatus) -> None:
-        """Tell the tracker how the run ended, and give the state back."""
-        if self._logger is not None:
-            self._flush(self._logger)
-            try:
-                error = self.finish_record.fields["error"] if self.finish_record else None
-                deliver_end(status, error, self._logger)
-                self.state.own = self._logger.state()
-            except Exception as failure:
-                self._failed("finish", failure)
-            self.state.status = status
-            self._save()
-        self.leave()
-
-    def leave(self) -> None:
-        """Give the state back without an end: the run goes on elsewhere."""
-        if self._logger is not None:
-            try:
-                self._logger.close()
-            except Exception as error:
-                self._failed("close", error)
-        self._logger = None
-        self._lock.release()
+        return found
 
     def _deliver(self, record: Record, logger: TrainerLogger) -> None:
         self._latest_attempt = max(self._latest_attempt, record.attempt)
         if record.kind == Kind.FINISH and record.attempt == self._source.attempt:
             self.finish_record = record
-        try:
-            deliver(record, logger, self._source.directory.path)
-        except Exception as error:
-            self._failed(f"record {record.seq} ({record.kind}, step {record.step})", error)
+        self._kind = record.kind
+        self._doing = f"record {record.seq} ({record.kind}, step {record.step})"
+        deliver(record, logger, self._source.directory.path)
 
-    def _flush(self, logger: TrainerLogger) -> None:
-        """The stored cursor stays behind while a tracker cannot flush, so the next attempt delivers again."""
-        try:
-            logger.flush()
-            own = logger.state()
-        except Exception as error:
-            self._failed("flush", error)
+    def _acknowledge(self, records: list[Record], cursor: Cursor, logger: TrainerLogger) -> None:
+        self._doing = "flush" if len(records) > 1 else f"flush of {self._doing}"
+        logger.flush()
+        self.state.own = logger.state()
+        self.state.cursor, self.state.seq, self.state.status = cursor, records[-1].seq, FEEDING
+        self.state.delivered += len(records)
+        self._passed(len(records))
+        self._save()
+
+    def _doubt(self, records: list[Record], error: Exception) -> None:
+        """After a failure smaller pieces are delivered, until the record is found or it was not a record's fault."""
+        if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
+            return
+        self._doubtful = max(self._doubtful, len(records))
+        self._is_known = self._kind in self._refused_kinds and self._doing != "flush"
+        if len(records) == 1:
+            self._tries += 1
+            self._budget = _ONE_RECORD
         else:
-            self.state.own, self.state.cursor = own, self._cursor
-            self._save()
+            self._budget = _ONE_RECORD if len(records) <= _FEW_RECORDS else max(self._budget // 32, _ONE_RECORD)
+
+    def _passed(self, count: int) -> None:
+        self._tries = 0
+        self._backoff.succeeded()
+        self._doubtful = max(0, self._doubtful - count)
+        if not self._doubtful:
+            self._budget = BATCH_BYTES
+
+    def _leave_out(self) -> bool:
+        """Leave out the record at the cursor, which failed again and again, if the tracker takes a later one.
+
+        Otherwise it is the tracker that does not work, and the record is tried again later.
+        """
+        self._tries -= 1  # one more try before the next look
+        (record, *_), after = self._read(self.state.cursor, _ONE_RECORD)
+        refused = [(record, after, self.state.last_error)]
+        position = after
+        while len(refused) <= _MOST_PROBES:
+            others, position = self._read(position, _ONE_RECORD)
+            if not others:
+                return self._leave_out_last(refused)
+            logger = self._logger or self._open()
+            try:
+                self._deliver(others[0], logger)
+                self._doing = "flush"
+                logger.flush()
+            except Exception as error:
+                self._close()
+                refused.append((others[0], position, f"{self._doing}: {error}"))
+                continue
+            if is_for_trackers(others[0]):
+                self._close()  # takes the later record back
+                if not self._takes(record, after):
+                    self._skip(*refused[0])
+                return True
+        raise RuntimeError(f"the tracker takes none of {len(refused)} records; the first: {refused[0][2]}")
+
+    def _leave_out_last(self, refused: list[tuple[Record, Cursor, str]]) -> bool:
+        """Nothing comes after the records that could show whether the tracker works: its end may."""
+        if self.finish_record is None:
+            self._backoff.failed()
+            return True
+        if not self._takes(*refused[0][:2]):
+            self._open()
+            self._finish(self.finish_record.fields["status"], refused)
+        return True
+
+    def _takes(self, record: Record, after: Cursor) -> bool:
+        """One last look at the record, now that the tracker is known to work: it may have come back just now."""
+        logger = self._logger or self._open()
+        try:
+            self._deliver(record, logger)
+            self._acknowledge([record], after, logger)
+        except Exception as error:
+            log.debug("%s: %s: %s", self.name, self._doing, error)
+            self._close()
+            return False
+        return True
+
+    def _skip(self, record: Record, after: Cursor, reason: str) -> None:
+        stream = next(name for name in after.positions if name.startswith(f"{stream_of(record.kind)}-"))
+        start = self.state.cursor.positions.get(stream, _NOTHING_YET)
+        log.error("%s: left out after %d tries: %s", self.name, self._patience.tries, reason)
+        self.state.skip(record, start, stream, reason)
+        self.state.cursor, self.state.seq, self.state.status = after, record.seq, FEEDING
+        self._refused_kinds.add(record.kind)
+        self._passed(1)
+        self._save()
+
+    def _finish(self, status: RunStatus, refused: Sequence[tuple[Record, Cursor, str]] = ()) -> None:
+        """Tell the tracker how the run ended, and give the state back."""
+        logger = self._logger
+        assert logger is not None
+        self._doing = "finish"
+        error = self.finish_record.fields["error"] if self.finish_record else None
+        deliver_end(status, error, logger)
+        self.state.own = logger.state()
+        for record, after, reason in refused:
+            self._skip(record, after, reason)
+        self.state.status = status
+        self.is_done = True
+        self._save()
+        self.leave()
+
+    def _close(self) -> None:
+        """Let go of the tracker; what it did not flush is delivered again, so an error here tells nothing new."""
+        logger, self._logger = self._logger, None
+        if logger is None:
+            return
+        try:
+            logger.close()
+        except Exception as error:
+            log.debug("%s: close: %s", self.name, error, exc_info=error)
 
     def _save(self) -> None:
         try:
@@ -185,112 +354,14 @@ class Feed:
         except OSError as error:
             log.error("%s: cannot store how far it has been fed: %s", self.name, error)
 
-    def _failed(self, what: str, error: Exception) -> None:
-        self.state.fail(what, error)
+    def _failed(self, error: Exception) -> None:
+        self.state.fail(self._doing, error, BROKEN if self._doing == "open" else RETRYING)
         # The first one in full, then at 10, 100, ...: a tracker that is down must not fill the disk.
         if str(self.state.failures).strip("0") == "1":
-            log.error("%s failed %d times, now at %s", self.name, self.state.failures, what, exc_info=error)
-
-
-class FeedWorker:
-    """A feed with a thread of its own."""
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self._ending: RunStatus | None = None
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"verl-feed-{feed.name}", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def end(self, status: RunStatus) -> None:
-        """Nothing more will be written: deliver what is there, then finish with this status."""
-        self._ending = status
-        self._wake.set()
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the end; False if it is not there in time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def hurry(self) -> None:
-        """Look at the journal now."""
-        self._wake.set()
-
-    def _work(self) -> None:
-        if not self._wait_for_lock():
-            return
-        if not self.feed.open():
-            self.feed.leave()
-            return
-        while True:
-            ending = self._ending  # read before the last look, so that nothing is missed
-            has_more = self.feed.pump()
-            if (ending or self.feed.finish_record) and self.feed.is_overtaken:
-                self.feed.leave()
-                return
-            if has_more:
-                continue
-            if self.feed.finish_record:
-                self.feed.finish(self.feed.finish_record.fields["status"])
-                return
-            if ending:
-                self.feed.finish(ending)
-                return
-            self._pause()
-
-    def _wait_for_lock(self) -> bool:
-        """Wait for the feeder of an earlier attempt to end."""
-        told = False
-        while True:
-            try:
-                self.feed.lock()
-            except JournalError as error:
-                if not told:
-                    log.warning("%s waits: %s", self.feed.name, error)
-                    told = True
-                if self._ending:
-                    return False
-                self._pause()
-            else:
-                return True
-
-    def _pause(self) -> None:
-        self._wake.wait(POLL_SECONDS)
-        self._wake.clear()
-
-
-def drain(directory: RunDirectory, trackers: list[str]) -> list[FeedState]:
-    """Bring trackers up to the journal's end here and now, for a run whose training process is gone.
-
-    Args:
-        directory: The run.
-        trackers: Names.
-
-    Returns:
-        Their states.
-
-    Raises:
-        JournalError: Another process feeds one of them.
-        TrackerError: A name is unknown.
-    """
-    info = directory.info
-    status = info.status
-    source = FeedSource(directory, attempt=len(info.attempts))
-    feeds = [Feed.by_name(name, source) for name in trackers]
-    for feed in feeds:
-        feed.lock()
-        if not feed.open():
-            feed.leave()
-            continue
-        while feed.pump():
-            pass
-        if feed.finish_record:
-            feed.finish(feed.finish_record.fields["status"])
-        elif status in ("finished", "failed", "killed", "crashed"):
-            feed.finish(status)
-        else:
-            feed.leave()
-    return [feed.state for feed in feeds]
+            log.error("%s failed %d times, now at %s", self.name, self.state.failures, self._doing, exc_info=error)
+        self._close()
+        if not self._is_known:
+            self._backoff.failed()
+        self._is_known = False
+        if self._is_loaded:  # a damaged state is left as it is, for people to see
+            self._save()

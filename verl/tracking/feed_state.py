@@ -10,9 +10,30 @@ from typing import Any, Self
 
 import orjson
 
-from verl.journal import Cursor, RunDirectory
+from verl.journal import Cursor, Record, RunDirectory
+from verl.journal.cursor import Position
 
-FEEDING, BROKEN = "feeding", "broken"
+FEEDING, RETRYING, BROKEN = "feeding", "retrying", "broken"
+_MOST_SKIPPED_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A record that a tracker refused again and again while it took others.
+
+    Attributes:
+        stream: Journal stream of the record. segment: Its file in the stream. offset: About where it begins there.
+        seq, kind, step: Which record it is.
+        reason: What the tracker said.
+    """
+
+    stream: str
+    segment: int
+    offset: int
+    seq: int
+    kind: str
+    step: int | None
+    reason: str
 
 
 @dataclass(slots=True)
@@ -22,11 +43,14 @@ class FeedState:
     Attributes:
         tracker: Its name.
         attempt: Attempt that it is or was last fed for.
-        status: "feeding", the status it was finished with, or "broken" if it could not be opened.
+        status: "feeding", the status it was finished with, "retrying" after a failure, or "broken" while it cannot be
+            opened.
         cursor: Where reading goes on; everything before it was delivered and flushed.
         seq: Number of the last record delivered.
         delivered: Records given to the tracker so far.
-        failures: Records it could not take. last_error: Why the last one failed.
+        failures: Failed tries. last_error: Why the last one failed.
+        outages: How often it began to fail.
+        skipped: Records left out for good (the first hundred). num_skipped: How many there are.
         where: Command or address to look at it.
         own: What the tracker wants back at its next `open`.
     """
@@ -39,13 +63,30 @@ class FeedState:
     delivered: int = 0
     failures: int = 0
     last_error: str = ""
+    outages: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    num_skipped: int = 0
     where: str = ""
     own: dict[str, Any] = field(default_factory=dict)
 
-    def fail(self, what: str, error: BaseException) -> None:
-        """Count a failure."""
+    def fail(self, what: str, error: BaseException, status: str) -> None:
+        """Count a failure, and an outage if it is the first one in a row."""
         self.failures += 1
+        self.outages += self.status not in (RETRYING, BROKEN)
+        self.status = status
         self.last_error = f"{what}: {type(error).__name__}: {error}"[:2000]
+
+    def skip(self, record: Record, start: Position, stream: str, reason: str) -> None:
+        """Note a record that is left out."""
+        self.num_skipped += 1
+        if len(self.skipped) < _MOST_SKIPPED_KEPT:
+            self.skipped.append(Skipped(stream, *start, record.seq, record.kind, record.step, reason[:500]))
+
+    def forget(self) -> None:
+        """Begin again with nothing delivered."""
+        self.cursor, self.own = Cursor(), {}
+        self.seq = self.delivered = self.num_skipped = 0
+        self.skipped = []
 
     def save(self, path: Path) -> None:
         """Replace the file atomically.
@@ -72,7 +113,8 @@ class FeedState:
         try:
             raw = orjson.loads(content)
             cursor = Cursor.from_json(orjson.dumps(raw.pop("cursor")))
-            return cls(**{**raw, "cursor": cursor})
+            skipped = [Skipped(**item) for item in raw.pop("skipped", [])]
+            return cls(**{**raw, "cursor": cursor, "skipped": skipped})
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}). Move it away to build this tracker anew from the journal"

@@ -10,7 +10,10 @@ A tracker needs two methods:
             print(config)
 
 All other methods do nothing until you write them. They are called one at a time, in the order in which things
-happened, from a thread that is never the training thread: a tracker may be slow and may raise.
+happened, in the relay process or a thread of their own, so a tracker may be slow; only with
+`trainer.async_log=false` it is the thread that logs. A tracker may raise: it is then closed, opened again after a
+while, and gets everything again that it had not flushed. A record that fails again and again while others are taken
+is left out.
 """
 
 # The methods without a body are optional, not forgotten.
@@ -124,6 +127,13 @@ class Artifact:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class StateLostError(Exception):
+    """Raised by a tracker's `open`: what it had acknowledged is gone, such as the tail of a file after a power loss.
+
+    It is opened again with an empty state and gets the whole journal from the beginning.
+    """
+
+
 class TrainerLogger(ABC):
     """A tracker: console, TensorBoard, a test's list, or your own.
 
@@ -144,7 +154,11 @@ class TrainerLogger(ABC):
         """Show the resolved configuration (nested, secrets masked)."""
 
     def open(self, run: TrackedRun) -> None:
-        """Begin. Called once, before everything else, in the thread of the later calls."""
+        """Begin. Called before everything else, in the thread of the later calls, and again after a failure.
+
+        Raises:
+            StateLostError: What `run.state` speaks of is gone.
+        """
 
     def log_text(self, tag: str, text: str, step: int) -> None:
         """Show a text; Markdown where the tracker can."""
@@ -174,7 +188,7 @@ class TrainerLogger(ABC):
         """Training begins this step, logged or not. Only the console, in the training process, hears of it."""
 
     def flush(self) -> None:
-        """Make everything so far durable and visible. Called often; what was flushed is never sent again."""
+        """Make everything so far durable and visible. Called often; what was flushed is not sent again."""
 
     def state(self) -> dict[str, Any]:
         """What this tracker needs at its next `open` (a remote id, a file name), JSON-able; kept after each flush."""
@@ -188,4 +202,4 @@ class TrainerLogger(ABC):
         """End: the run's true status. Nothing but `close` is called after it."""
 
     def close(self) -> None:
-        """Let go of files and connections without an end: the run goes on, fed by another process."""
+        """Let go of files and connections without an end: the run goes on, fed by another process or opened again."""

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from verl.errors import VerlError
 from verl.journal import JournalReader, Kind, RunDirectory
-from verl.tracking.feed import Feed, FeedSource, FeedWorker
+from verl.tracking.feed import Feed, FeedSource
+from verl.tracking.feed_worker import FeedWorker
 from verl.tracking.table import IN_TRAINING_PROCESS
 
 log = logging.getLogger("verl.tracking")
@@ -52,7 +53,7 @@ class Relay:
         self._terminated.set()
 
     def run(self) -> bool:
-        """Feed until the end; False if something is left undelivered."""
+        """Feed until the end, or the deadline after it; True only if every tracker got everything."""
         for worker in self._workers:
             worker.start()
         deadline = float("inf")
@@ -69,7 +70,10 @@ class Relay:
                 self._terminated.clear()
         if orphaned or os.getppid() != self._parent:
             self._settle()
-        return self._join(0)
+        for worker in self._workers:
+            if not worker.is_complete:
+                log.error("%s does not have everything: %s", worker.feed.name, worker.feed.state.last_error)
+        return all(worker.is_complete for worker in self._workers)
 
     def _join(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -78,9 +82,9 @@ class Relay:
     def _settle(self) -> None:
         """Write the true end of an attempt whose process could not."""
         directory, attempt = self._source.directory, self._source.attempt
-        recorded = [worker.feed.finish_record for worker in self._workers if worker.feed.finish_record]
-        status = recorded[0].fields["status"] if recorded else "crashed"
-        if directory.info.attempts[attempt - 1].status in ("running", "crashed"):
+        ends = [record for record in JournalReader(directory).records({Kind.FINISH}) if record.attempt == attempt]
+        status = ends[-1].fields["status"] if ends else "crashed"
+        if directory.info.attempt(attempt).status in ("running", "crashed"):
             directory.finish_attempt(status, attempt)
 
 
@@ -111,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _resolved(directory: RunDirectory, given: argparse.Namespace) -> tuple[FeedSource, list[str]]:
     """What the command line leaves open is in the journal's last `run` record."""
-    attempt = given.attempt or len(directory.info.attempts)
+    attempt = given.attempt or directory.info.last_attempt
     if given.trackers is not None:
         return FeedSource(directory, attempt, given.total_steps), given.trackers
     opened = [record for record in JournalReader(directory).records({Kind.RUN}) if record.attempt == attempt]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from verl.errors import TrackerError
 from verl.journal import Record
-from verl.tracking.feed import Feed, FeedSource, FeedWorker
+from verl.tracking.feed import Advance, Feed, FeedSource
+from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
 from verl.tracking.relay_process import CHECK_SECONDS, RelayProcess
 from verl.tracking.screen_feed import ScreenFeed
@@ -70,9 +71,7 @@ class TrackerSet:
         if self._by_relay:
             self._relay = RelayProcess(self._source, self._by_relay)
         if self._is_inline:
-            for feed in self._feeds:
-                feed.lock()
-            self._feeds = [feed for feed in self._feeds if feed.open()]
+            self._lock_feeds()
         else:
             self._workers = [FeedWorker(feed) for feed in self._feeds]
             for worker in self._workers:
@@ -84,7 +83,7 @@ class TrackerSet:
             screen.push(record)
         if self._is_inline:
             for feed in self._feeds:
-                while feed.pump():
+                while feed.advance() is Advance.MORE:
                     pass
 
     def progress(self, step: int) -> None:
@@ -113,21 +112,38 @@ class TrackerSet:
         """
         problems = []
         deadline = time.monotonic() + seconds
-        self.hurry()
+        for worker in self._workers:
+            worker.end(status)
+        for feed in self._feeds:
+            feed.hurry()
         if self._relay and not self._relay.wait(seconds):
             problems.append(f"the relay (process {self._relay.pid}) is still delivering; see relay/relay.log")
         for worker in self._workers:
-            if not worker.join(max(0.0, deadline - time.monotonic())):
-                problems.append(f"tracker {worker.feed.name!r} did not take everything in {seconds:.0f} s")
+            worker.join(max(0.0, deadline - time.monotonic()))
         if self._is_inline:
-            for feed in self._feeds:
-                feed.finish(status)
+            feed_to_the_end(self._feeds, status, deadline)
+        problems += [
+            f"tracker {feed.name!r} did not take everything in {seconds:.0f} s" + _last_error(feed)
+            for feed in self._feeds
+            if not feed.is_complete
+        ]
         for screen in self._screens:
             if not screen.finish(status, error, SCREEN_SECONDS):
                 problems.append("the terminal does not take any output; the console was left behind")
             elif screen.failures:
                 problems.append(f"the console could not show {screen.failures} things, the last: {screen.last_error}")
         return problems
+
+    def _lock_feeds(self) -> None:
+        locked: list[Feed] = []
+        try:
+            for feed in self._feeds:
+                feed.lock()
+                locked.append(feed)
+        except BaseException:
+            for feed in locked:
+                feed.leave()
+            raise
 
     def _opened_run(self) -> TrackedRun:
         directory = self._source.directory
@@ -149,6 +165,10 @@ class TrackerSet:
             number += 1
             name = f"{kind.__name__}-{number}"
         return name
+
+
+def _last_error(feed: Feed) -> str:
+    return f"; the last failure: {feed.state.last_error}" if feed.state.last_error else ""
 
 
 def _maker(tracker: TrainerLogger | type[TrainerLogger]) -> Callable[[], TrainerLogger]:

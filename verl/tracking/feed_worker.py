@@ -1,0 +1,145 @@
+"""Run feeds: each in a thread of its own, or to the end here and now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from verl.errors import JournalError
+from verl.journal import RunDirectory
+from verl.tracking.feed import Advance, Feed, FeedSource
+from verl.tracking.feed_state import FeedState
+from verl.tracking.logger import RunStatus
+
+log = logging.getLogger("verl.tracking")
+
+POLL_SECONDS = 0.2
+DRAIN_SECONDS = 60.0
+
+
+class FeedWorker:
+    """A feed with a thread of its own."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self._ending: RunStatus | None = None
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"verl-feed-{feed.name}", daemon=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was delivered, to the end."""
+        return self.feed.is_complete and not self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self, status: RunStatus) -> None:
+        """Nothing more will be written: deliver what is there, then finish with this status."""
+        self._ending = status
+        self.feed.hurry()
+        self._wake.set()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end; False if it is not there in time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def hurry(self) -> None:
+        """Look at the journal now."""
+        self._wake.set()
+
+    def _work(self) -> None:
+        try:
+            if not self._wait_for_lock():
+                return
+            while True:
+                advance = self.feed.advance(self._ending)
+                if advance is Advance.DONE:
+                    return
+                if advance is Advance.IDLE:
+                    self._pause()
+        except Exception:
+            log.exception("%s: its feed ended unexpectedly", self.feed.name)
+            self.feed.leave()
+
+    def _wait_for_lock(self) -> bool:
+        """Wait for the feeder of an earlier attempt to end."""
+        told = False
+        while True:
+            try:
+                self.feed.lock()
+            except JournalError as error:
+                if not told:
+                    log.warning("%s waits: %s", self.feed.name, error)
+                    told = True
+                if self._ending:
+                    return False
+                self._pause()
+            else:
+                return True
+
+    def _pause(self) -> None:
+        self._wake.wait(POLL_SECONDS)
+        self._wake.clear()
+
+
+def feed_to_the_end(feeds: Sequence[Feed], ending: RunStatus | None, deadline: float) -> None:
+    """Bring locked feeds up to the journal's end in this thread, trying again what fails.
+
+    Args:
+        feeds: The feeds.
+        ending: Status the run has ended with; nothing = it goes on elsewhere.
+        deadline: When to give up, by `time.monotonic`.
+    """
+    waiting = list(feeds)
+    while waiting:
+        for feed in list(waiting):
+            while (advance := feed.advance(ending)) is Advance.MORE:
+                pass
+            if advance is Advance.DONE or (ending is None and feed.is_up_to_date):
+                waiting.remove(feed)
+        if waiting:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+    for feed in feeds:
+        if not feed.is_done:
+            feed.leave()
+
+
+def drain(directory: RunDirectory, trackers: list[str], seconds: float = DRAIN_SECONDS) -> list[FeedState]:
+    """Bring trackers up to the journal's end here and now, for a run whose training process is gone.
+
+    Args:
+        directory: The run.
+        trackers: Names.
+        seconds: How long to go on trying one that fails.
+
+    Returns:
+        Their states.
+
+    Raises:
+        JournalError: Another process feeds one of them.
+        TrackerError: A name is unknown.
+    """
+    info = directory.info
+    ending: RunStatus | None = None
+    if info.status in ("finished", "failed", "killed", "crashed"):
+        ending = info.status
+    source = FeedSource(directory, attempt=info.last_attempt)
+    feeds = [Feed.by_name(name, source) for name in trackers]
+    locked: list[Feed] = []
+    try:
+        for feed in feeds:
+            feed.lock()
+            locked.append(feed)
+    except JournalError:
+        for feed in locked:
+            feed.leave()
+        raise
+    feed_to_the_end(feeds, ending, time.monotonic() + seconds)
+    return [feed.state for feed in feeds]
