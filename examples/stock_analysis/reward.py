@@ -14,7 +14,9 @@ FORMS = {
 }
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> dict[str, float]:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
+) -> dict[str, float]:
     """Scores an answer.
 
         >>> compute_score("stock/highest", "B", "C", {})

@@ -99,7 +99,7 @@ class Phase:
 PHASES = (
     Phase((2,), ("highest", "lookup", "lookup", "trend"), 60, 3e-3, None, is_random=False),
     Phase((2, 3, 4), ("highest", "lookup", "lookup", "trend"), 240, 3e-3, 0.96, is_random=False),
-    Phase((4,), KINDS, 60, 1e-3, None, is_random=True),
+    Phase((4,), KINDS, 80, 1e-3, None, is_random=True),
 )
 _BATCH_SIZE = 128
 _PROBE_SIZE = 192
