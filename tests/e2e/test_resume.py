@@ -162,7 +162,16 @@ def test_resuming_with_other_data_warns(make_config, tmp_path):
         make_config("trainer.total_steps=2", "trainer.resume_from_checkpoint=auto", f"data.train_files={data}")
     ).train()
     notes = [record.fields["text"] for record in JournalReader(tmp_path / "run").records() if record.kind == "note"]
-    assert any("training data differs" in note for note in notes)
+    assert any("the training data (its fingerprint) was" in note for note in notes)
+
+
+def test_resuming_with_other_settings_warns_and_with_fewer_steps_says_there_is_nothing_to_do(make_config, tmp_path):
+    PPOTrainer(make_config("trainer.total_steps=2")).train()
+    settings = ["trainer.resume_from_checkpoint=auto", "trainer.total_steps=1", "trainer.seed=3"]
+    assert PPOTrainer(make_config(*settings)).train().step == 2
+    notes = [record.fields["text"] for record in JournalReader(tmp_path / "run").records() if record.kind == "note"]
+    assert any(note.startswith("trainer.seed was 0") for note in notes)
+    assert any(note.startswith("Nothing to do") for note in notes)
 
 
 def test_auto_without_a_run_directory_says_what_to_set(make_config, monkeypatch):

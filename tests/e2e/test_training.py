@@ -194,6 +194,11 @@ def test_the_best_checkpoint_is_kept(make_config, tmp_path, reward):
     assert kept == {"global_step_5", f"global_step_{best}"}
 
 
+def test_a_best_metric_that_is_not_there_is_refused_at_the_first_validation(make_config, reward):
+    with pytest.raises(ConfigError, match=r"best_metric is nope.*val/reward_mean"):
+        PPOTrainer(make_config(reward, "trainer.best_metric=nope")).train()
+
+
 def test_the_critic_can_warm_up_alone(make_config, tmp_path, reward):
     PPOTrainer(make_config(reward, "algorithm.type=ppo", "critic.warmup_steps=1", "trainer.total_steps=2")).train()
     first, second = metrics_of(tmp_path / "run")[1:]

@@ -84,6 +84,15 @@ def test_hostile_text_and_planted_secrets(tmp_path):
     assert "planted-secret-value" not in str(row)
 
 
+def test_secrets_in_names_of_sources_parts_and_details_are_masked(tmp_path):
+    key = "sk-proj-abcdefghijklmnopqrstuvwxyz123456"
+    details = {"score/api_key": "planted-detail", f"{key}/text": "x"}
+    (row,) = written(tmp_path, [make(data_source=key, reward_parts={key: 1.0}, reward_details=details)])
+    assert key not in str(row)
+    assert "planted-detail" not in str(row)
+    assert [value for _, value in row["reward_parts"]] == [1.0]
+
+
 def test_steps_of_training_and_validation_are_apart_and_listed(tmp_path):
     store = TrajectoryStore(tmp_path)
     store.write(2, [make(step=2)], validate=False)

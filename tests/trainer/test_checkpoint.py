@@ -42,6 +42,13 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path):
     assert store.steps() == [2, 4, 5]
 
 
+def test_the_best_can_be_the_lowest(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1, lower_is_better=True)
+    for step, metric in ((1, 0.5), (2, 0.1), (3, 0.9)):
+        store.save(step, metric, write_weights)
+    assert store.steps() == [2, 3]
+
+
 def test_a_failed_save_leaves_earlier_checkpoints_and_no_half_one(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     store.save(1, None, write_weights)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl.config.secrets import mask
+from verl.config.secrets import mask, masked_keys
 from verl.errors import JournalError
 from verl.journal.files import sync_folder
 from verl.tracing.trajectory import Trajectory
@@ -90,8 +90,15 @@ class _MaskedJson:
         return json.loads(self(value))
 
 
+def _masked_details(details: dict[str, str]) -> dict[str, str]:
+    """Details under masked names; what a secret name stands for (`score/api_key`) is masked whole."""
+    names = masked_keys(details)
+    return {names[name]: mask({name.rpartition("/")[2]: text}).popitem()[1] for name, text in details.items()}
+
+
 def _row(trajectory: Trajectory, masked: _MaskedJson) -> dict[str, Any]:
     facts = trajectory.token_facts
+    part_names = masked_keys(trajectory.reward_parts)
     rollout = np.asarray(trajectory.rollout_logprobs, dtype=np.float32)
 
     def difference(name: str) -> np.ndarray | None:
@@ -105,7 +112,7 @@ def _row(trajectory: Trajectory, masked: _MaskedJson) -> dict[str, Any]:
         "sample_index": trajectory.sample_index,
         "rollout_n": trajectory.rollout_n,
         "validate": trajectory.validate,
-        "data_source": trajectory.data_source,
+        "data_source": masked.text(trajectory.data_source),
         "messages": f"[{', '.join(masked(message) for message in trajectory.messages)}]",
         "prompt_text": masked.text(trajectory.prompt_text),
         "response_text": masked.text(trajectory.response_text),
@@ -117,8 +124,8 @@ def _row(trajectory: Trajectory, masked: _MaskedJson) -> dict[str, Any]:
         "finish_reason": trajectory.finish_reason,
         "policy_version": trajectory.policy_version,
         "reward": trajectory.reward,
-        "reward_parts": list(trajectory.reward_parts.items()),
-        "reward_details": [(name, masked.text(text)) for name, text in trajectory.reward_details.items()],
+        "reward_parts": [(part_names[name], value) for name, value in trajectory.reward_parts.items()],
+        "reward_details": list(_masked_details(trajectory.reward_details).items()),
         "rollout_logprob": rollout.astype(np.float16),
         "train_minus_rollout_logprob": difference("old_logprob"),
         "ref_minus_rollout_logprob": difference("ref_logprob"),

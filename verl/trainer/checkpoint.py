@@ -56,6 +56,8 @@ def read_info(checkpoint: Path) -> CheckpointInfo:
         raise CheckpointError(f"No checkpoint at {checkpoint}: there is no such folder.")
     try:
         info = CheckpointInfo(**json.loads(path.read_text()))
+        if not isinstance(info.step, int) or not isinstance(info.format_version, int):
+            raise ValueError(f"step and format_version must be whole numbers: {info}")
     except FileNotFoundError:
         raise CheckpointError(
             f"{checkpoint} is not a checkpoint: it has no checkpoint.json. Give a folder such as "
@@ -76,11 +78,13 @@ class CheckpointStore:
     Args:
         folder: `<run>/checkpoints`.
         keep: Newest checkpoints to keep (the one with the best metric stays too); nothing keeps all.
+        lower_is_better: Whether the best metric is the lowest.
     """
 
-    def __init__(self, folder: Path, keep: int | None) -> None:
+    def __init__(self, folder: Path, keep: int | None, *, lower_is_better: bool = False) -> None:
         self._folder = folder
         self._keep = keep
+        self._sign = -1.0 if lower_is_better else 1.0
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""
@@ -132,7 +136,7 @@ class CheckpointStore:
         steps = self.steps()
         metrics = {step: read_info(self.path(step)).metric for step in steps}
         scored = {step: metric for step, metric in metrics.items() if metric is not None}
-        best = max(scored, key=lambda step: (scored[step], step), default=None)
+        best = max(scored, key=lambda step: (self._sign * scored[step], step), default=None)
         for step in steps[: -self._keep]:
             if step != best:
                 self._put_aside(self.path(step))
@@ -144,7 +148,10 @@ class CheckpointStore:
 
     def _clear_aside(self) -> None:
         for stale in self._folder.glob(f"{_ASIDE}*"):
-            shutil.rmtree(stale)
+            if stale.is_dir():
+                shutil.rmtree(stale)
+            else:
+                stale.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -33,6 +33,8 @@ def export(checkpoint: str | Path, to: str | Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} exists already: choose a new folder for the export, or empty it.")
     actor = source / "actor"
+    if not (actor / "config.json").exists() and not (actor / "adapter_config.json").exists():
+        raise CheckpointError(f"{source} holds no model: {actor} has neither config.json nor adapter_config.json.")
     if (actor / "adapter_config.json").exists():
         return _export_merged(source, target)
     try:

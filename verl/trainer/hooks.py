@@ -54,7 +54,7 @@ class Hooks:
         for function in self._functions[event]:
             try:
                 function(trainer, results)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a hook must not end the program behind the run's back
                 name = getattr(function, "__qualname__", repr(function))
                 text = f"Hook {name!r} failed in event {event!r}: {type(error).__name__}: {error}"
                 if self._on_error == "stop":

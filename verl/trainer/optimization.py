@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from verl.config.schema import OptimConfig
+from verl.errors import ConfigError
 
 _SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
@@ -90,5 +91,11 @@ class Optimization:
 
 
 def torch_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
+    """`auto` is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device is cuda, but torch finds no CUDA device here: use auto or cpu")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)

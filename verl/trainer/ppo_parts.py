@@ -189,6 +189,19 @@ def epochs_done(config: PPOConfig, train_prompts: PromptDataset, step: int) -> f
     return step * config.data.train_batch_size / len(train_prompts)
 
 
+def continued_settings(config: PPOConfig, parts: PPOParts) -> dict[str, str | int]:
+    """What a continued run must share with the one that saved its checkpoint, by dotted key."""
+    return {
+        "the training data (its fingerprint)": parts.train_prompts.fingerprint,
+        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path or "",
+        "actor_rollout_ref.rollout.n": config.actor_rollout_ref.rollout.n,
+        "algorithm.type": config.algorithm.type,
+        "data.train_batch_size": config.data.train_batch_size,
+        "data.seed": config.data.seed,
+        "trainer.seed": config.trainer.seed,
+    }
+
+
 def actor_plan(config: PPOConfig, step: int) -> UpdatePlan:
     """How a step's batch is cut for the policy; orders differ from step to step and are reproducible."""
     actor = config.actor_rollout_ref.actor

@@ -41,14 +41,14 @@ class PPOState:
     """The live objects whose state a checkpoint keeps.
 
     Attributes:
-        data_fingerprint: Of the training prompts; a resumed run is warned if they changed.
+        settings: What a continued run should share with this one, by key; a difference is a warning.
     """
 
     actor_optimization: Optimization
     critic_optimization: Optimization | None
     kl_controller: KlController
     metrics: MetricBuffer
-    data_fingerprint: str
+    settings: Mapping[str, str | int]
 
     def step_end(self) -> StepEnd:
         """What changes during a step before its weights do; taken after each whole step, so that a step which a
@@ -64,7 +64,7 @@ class PPOState:
             "kl_controller": self.kl_controller.state_dict(),
             "metrics": step_end.metrics,
             "random": step_end.random,
-            "data_fingerprint": self.data_fingerprint,
+            "settings": dict(self.settings),
         }
         torch.save(state, folder / STATE_FILE)
 
@@ -87,6 +87,7 @@ class PPOState:
             if self.critic_optimization is not None and state["critic_optimization"] is not None:
                 self.critic_optimization.load_state_dict(state["critic_optimization"])
             restore_random_states(state["random"])
+            saved: Mapping[str, str | int] = state["settings"]
         except (
             OSError,
             RuntimeError,
@@ -102,11 +103,12 @@ class PPOState:
                 "run with another model or optimizer; use an older checkpoint, or start anew from its actor/ folder "
                 f"with actor_rollout_ref.model.path={checkpoint / 'actor'}"
             ) from error
-        warnings = []
-        if state["data_fingerprint"] != self.data_fingerprint:
-            warnings.append(
-                "The training data differs from that of the checkpoint: the order of prompts is not continued."
-            )
+        warnings = [
+            f"{key} was {saved[key]!r} in the run that saved the checkpoint and is {value!r} now: "
+            "the run goes on, but not as it would have."
+            for key, value in self.settings.items()
+            if key in saved and saved[key] != value
+        ]
         if self.critic_optimization is not None and state["critic_optimization"] is None:
             warnings.append("The checkpoint has no critic: it starts from the policy model.")
         return warnings

@@ -31,7 +31,7 @@ from verl.rollout.engine import SamplingParams
 from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
 from verl.tracing.trajectory_store import TrajectoryStore
-from verl.tracking import Tracking, check_tracker
+from verl.tracking import Direction, Tracking, check_tracker, lookup
 from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts
 from verl.trainer.checkpoint import CheckpointStore, seed_everything
@@ -45,6 +45,7 @@ from verl.trainer.ppo_parts import (
     actor_plan,
     build_optimizations,
     build_parts,
+    continued_settings,
     critic_plan,
     epochs_done,
     total_steps,
@@ -130,14 +131,20 @@ class PPOTrainer:
         self._trajectories = TrajectoryStore(
             run.directory.trajectories, with_text=config.actor_rollout_ref.rollout.trace.token2text
         )
-        self._checkpoints = CheckpointStore(run.directory.checkpoints, config.trainer.keep_checkpoints)
+        self._best_metric = config.trainer.best_metric or "val/reward_mean"
+        spec = lookup(self._best_metric)
+        self._checkpoints = CheckpointStore(
+            run.directory.checkpoints,
+            config.trainer.keep_checkpoints,
+            lower_is_better=spec is not None and spec.direction is Direction.DOWN,
+        )
         self._kl_controller = build_kl_controller(config.algorithm.kl_ctrl)
         self._state = PPOState(
             self._actor_optimization,
             self._critic_optimization,
             self._kl_controller,
             self.tracking.metrics,
-            self.parts.train_prompts.fingerprint,
+            continued_settings(config, self.parts),
         )
         self._step_end = self._state.step_end()
         self._validated: tuple[int, float] | None = None
@@ -168,8 +175,8 @@ class PPOTrainer:
         status: EndStatus = "failed"
         error: str | None = None
         stopped_by: str | None = None
-        try:
-            with StopSignals(self._warn) as stop:
+        with StopSignals(self._warn) as stop:  # until all is closed: a late signal must not cut the closing short
+            try:
                 try:
                     self._train(stop)
                     status = "finished"
@@ -177,12 +184,12 @@ class PPOTrainer:
                     status, stopped_by = "killed", request.signal_name
                     self._save_checkpoint()
                 self._hooks.run("on_train_end", self, {"status": status, "step": self._done_steps})
-        except BaseException as raised:
-            status = "killed" if isinstance(raised, KeyboardInterrupt) else "failed"
-            error = str(raised) if isinstance(raised, VerlError) else f"{type(raised).__name__}: {raised}"
-            raise
-        finally:
-            self._close(status, error)
+            except BaseException as raised:
+                status = "killed" if isinstance(raised, KeyboardInterrupt) else "failed"
+                error = str(raised) if isinstance(raised, VerlError) else f"{type(raised).__name__}: {raised}"
+                raise
+            finally:
+                self._close(status, error)
         return TrainingOutcome(
             status, self._done_steps, self._run.directory.path, self._checkpoints.latest(), stopped_by
         )
@@ -208,6 +215,10 @@ class PPOTrainer:
                 log_embeddings(tracking, parts, step=0)
             if config.val_before_train and parts.val_prompts is not None:
                 tracking.log_metrics(self.validate(), step=0)
+        if self._done_steps >= self.total_steps:
+            self._warn(
+                f"Nothing to do: the checkpoint is at step {self._done_steps}, total_steps is {self.total_steps}."
+            )
         self._timer = PhaseTimer()
         while self._done_steps < self.total_steps:
             stop.check()
@@ -329,9 +340,13 @@ class PPOTrainer:
         if count:
             self.tracking.log_table("val/generations", GENERATION_COLUMNS, generation_rows(trajectories, count), step)
         self._trajectories.write(step, trajectories, validate=True)
-        best_metric = config.trainer.best_metric or "val/reward_mean"
-        if best_metric in values:
-            self._validated = (step, values[best_metric])
+        if self._best_metric in values:
+            self._validated = (step, values[self._best_metric])
+        elif self._validated is None:
+            raise ConfigError(
+                f"trainer.best_metric is {self._best_metric}, which is not among the validation metrics: "
+                f"{', '.join(values)}"
+            )
         self._hooks.run("on_validation_end", self, {"metrics": values, "trajectories": trajectories})
         return values
 
