@@ -123,8 +123,8 @@ def test_the_summary_says_how_it_went_and_where_all_lies(
         f"journal          {name}/journal",
         f"checkpoints      {name}/checkpoints  (2, newest global_step_10)",
         "tensorboard      tensorboard --logdir x",
-        "other            not all of the run has reached it yet; the journal has it",
-        f"other            3 records failed, the last: no server (see {name}/relay/relay.log)",
+        "other            not all of the run has reached it; the journal has it",
+        f"other            3 failures, the last: no server (see {name}/relay/relay.log)",
     ):
         assert part in summary
 

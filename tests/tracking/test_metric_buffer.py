@@ -40,7 +40,7 @@ def test_a_mean_counts_each_sample_by_its_own_weight() -> None:
 
 @pytest.mark.parametrize(
     ("reduction", "expected"),
-    [("mean", 2.0), ("sum", 6.0), ("min", 1.0), ("max", 3.0), ("last", 2.0)],
+    [("mean", 2.0), ("sum", 6.0), ("min", 1.0), ("max", 3.0), ("last", 2.0), ("std", math.sqrt(2 / 3))],
 )
 def test_each_reduction(reduction: str, expected: float) -> None:
     buffer = buffer_of(Reduction(reduction))
@@ -114,6 +114,62 @@ def test_every_reduction_gives_the_same_over_ranks_as_in_one_place(reduction, va
     for value in values:
         whole.add("x", value)
     assert merge(states).reduce() == whole.reduce()
+
+
+def moments(values: list[float]) -> tuple[int, float, float]:
+    mean = math.fsum(values) / len(values)
+    return len(values), mean, math.fsum((value - mean) ** 2 for value in values)
+
+
+def test_a_deviation_of_two_steps_is_that_of_all_values() -> None:
+    buffer = MetricBuffer()
+    buffer.add_moments("advantage/std", 2, 1.0, 2.0)  # 0, 2
+    buffer.add_moments("advantage/std", 2, 5.0, 2.0)  # 4, 6
+    buffer.add_moments("advantage/std", 0, math.nan, 0.0)
+    assert buffer.reduce() == {"advantage/std": math.sqrt(5.0)}  # of 0, 2, 4, 6: mean 3, squares 9 + 1 + 1 + 9
+
+
+@given(st.lists(finite, min_size=1, max_size=40), st.lists(st.integers(0, 100), max_size=5))
+def test_a_deviation_does_not_depend_on_the_split(values: list[float], cuts: list[int]) -> None:
+    states = []
+    for part in split(values, cuts):
+        buffer = MetricBuffer()
+        if part:
+            buffer.add_moments("reward/episode_reward_std", *moments(part))
+        states.append(json.loads(json.dumps(buffer.state())))
+    merged = merge(states).reduce()["reward/episode_reward_std"]
+    mean = sum(map(Fraction, values)) / len(values)
+    exact = math.sqrt(sum((Fraction(value) - mean) ** 2 for value in values) / len(values))
+    assert merged == pytest.approx(exact, rel=1e-9, abs=1e-13 * max(map(abs, values)))
+
+
+def test_a_deviation_beside_a_large_mean_does_not_cancel() -> None:
+    buffer = MetricBuffer()
+    for value in (1e9 - 0.5, 1e9 + 0.5):
+        buffer.add("advantage/std", value)
+    assert buffer.reduce() == {"advantage/std": 0.5}
+
+
+def test_a_deviation_of_nothing_or_of_infinities_is_nan_and_of_equal_values_zero() -> None:
+    buffer = MetricBuffer()
+    buffer.add_moments("advantage/std", 0, 1.0, 0.0)
+    assert math.isnan(buffer.reduce()["advantage/std"])
+    buffer.add_moments("advantage/std", 2, math.inf, math.nan)
+    assert math.isnan(buffer.reduce()["advantage/std"])
+    for _ in range(3):
+        buffer.add_moments("advantage/std", 7, 0.1, 0.0)
+    assert buffer.reduce() == {"advantage/std": 0.0}
+    buffer.add("advantage/std", 1e300)
+    assert math.isnan(buffer.reduce()["advantage/std"])  # its square is beyond a float
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "deviations", "message"),
+    [("a", 1, 0.0, "only std"), ("advantage/std", -1, 0.0, "negative"), ("advantage/std", 1, -1.0, "negative")],
+)
+def test_moments_are_checked(key: str, count: int, deviations: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MetricBuffer().add_moments(key, count, 0.0, deviations)
 
 
 def test_a_sum_of_many_tenths_is_exact() -> None:

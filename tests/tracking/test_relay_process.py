@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from verl.errors import JournalError
 from verl.journal import JournalReader, RunDirectory
 from verl.tracking import Tracking, drain
 from verl.tracking.feed_state import FeedState, state_path
@@ -109,6 +111,7 @@ def test_a_killed_relay_is_started_again_by_the_training(tmp_path: Path) -> None
             tracking.log_metrics({"attempt": 1.0}, step)
             tracking.log_text("sample", "x", step)
     assert [step for step, _ in shown(tmp_path)] == list(range(1, 101))
+    assert not [note for note in JournalReader(tmp_path).records({"note"}) if "still delivering" in note.fields["text"]]
     assert state(tmp_path).status == "finished"
 
 
@@ -194,21 +197,74 @@ def test_the_relay_never_loads_torch_and_stays_small(train, tmp_path: Path) -> N
     assert relay.memory_info().rss < 120 * 2**20
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the relay outlives the training on purpose
+def test_a_relay_that_died_and_a_tracker_that_fails_are_noted_once_while_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl.tracking.tracker_watch.CHECK_SECONDS", 0.05)
+    (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as in `python -c` or a notebook: the working folder
+    run = tmp_path / "run"
+
+    def notes() -> list[str]:
+        return [note.fields["text"] for note in JournalReader(run).records({"note"})]
+
+    tracking = Tracking("p", "e", ["broken_tracker:Logger"], log_dir=str(run))
+    try:
+        until(lambda: any("no_such_package_at_all" in text for text in notes()))
+        for relay in relays(run):
+            relay.kill()
+        until(lambda: any("the relay ended by signal 9" in text and "started again" in text for text in notes()))
+        assert sum("ended by signal" in text for text in notes()) == 1
+    finally:
+        tracking.finish("finished", seconds=0.1)
+        for relay in relays(run):
+            relay.kill()
+    assert "still delivering" in notes()[-1]
+    del tracking
+    gc.collect()
+
+
+def test_a_relay_that_ends_for_good_is_named_with_its_code(tmp_path: Path) -> None:
+    tracking = Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path))
+    until(lambda: "feeding" in (tmp_path / "relay" / "relay.log").read_text())
+    (relay,) = relays(tmp_path)
+    (tmp_path / "relay" / "tensorboard.json").unlink(missing_ok=True)
+    relay.kill()
+    until(lambda: not relays(tmp_path))
+    content = (tmp_path / "run.json").read_bytes()
+    (tmp_path / "run.json").write_text("{")  # the next relay cannot start
+    try:
+        with pytest.raises(JournalError, match="damaged"):
+            tracking.finish("finished")
+    finally:
+        (tmp_path / "run.json").write_bytes(content)
+    texts = [note.fields["text"] for note in JournalReader(tmp_path).records({"note"})]
+    assert [text for text in texts if "the relay ended with code 1" in text]
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_tracker_that_cannot_be_imported_is_reported_and_others_are_fed(tmp_path: Path) -> None:
     (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
     sys.path.insert(0, str(tmp_path))
     try:
         trackers = ["broken_tracker:Logger", "tensorboard"]
-        with Tracking("p", "e", trackers, log_dir=str(tmp_path / "run")) as tracking:
-            tracking.log_metrics({"attempt": 1.0}, 1)
-            tracking.log_text("sample", "x", 1)
+        tracking = Tracking("p", "e", trackers, log_dir=str(tmp_path / "run"))
+        tracking.log_metrics({"attempt": 1.0}, 1)
+        tracking.log_text("sample", "x", 1)
+        tracking.finish("finished", seconds=8)
     finally:
         sys.path.remove(str(tmp_path))
+        for relay in relays(tmp_path / "run"):
+            relay.kill()
     assert shown(tmp_path / "run") == [(1, 1.0)]
     broken = FeedState.load(tmp_path / "run" / "relay" / "broken_tracker_Logger.json", "broken_tracker:Logger")
     assert broken.status == "broken"
     assert "no_such_package_at_all" in broken.last_error
+    del tracking
+    gc.collect()
 
 
 @pytest.mark.slow

@@ -212,17 +212,23 @@ def test_files_of_other_writers_are_left_alone(tmp_path: Path) -> None:
     assert len(event_files(tmp_path)) == 2
 
 
-def test_a_lost_tail_leaves_the_whole_records(tmp_path: Path) -> None:
-    with logger_at(tmp_path, {}) as logger:
-        for step in range(3):
-            logger.log_metrics({"loss": 1.0}, step)
-        logger.flush()
-        acknowledged = logger.state()
-    (file,) = event_files(tmp_path)
-    file.write_bytes(file.read_bytes()[:-5])
-    with logger_at(tmp_path, acknowledged) as again:
-        again.log_metrics({"loss": 5.0}, 3)
-    assert [(event.step, event.value) for event in read(tmp_path).Scalars("loss")] == [(0, 1.0), (1, 1.0), (3, 5.0)]
+@pytest.mark.parametrize("loss", ["tail", "file"])
+def test_files_that_lost_acknowledged_bytes_are_written_anew(loss: str, inline: Inline, tmp_path: Path) -> None:
+    for attempt in range(2):
+        with inline() as tracking:
+            for step in range(attempt * 5, attempt * 5 + 5):
+                tracking.log_metrics({"loss": float(step)}, step)
+    before = [file.read_bytes() for file in event_files(tmp_path)]
+    file = event_files(tmp_path)[-1]
+    if loss == "tail":
+        file.write_bytes(file.read_bytes()[:-5])
+    else:
+        file.unlink()
+    with inline() as tracking:
+        tracking.log_metrics({"loss": 10.0}, 10)
+    assert [(event.step, event.value) for event in read(tmp_path).Scalars("loss")] == [(s, float(s)) for s in range(11)]
+    assert len(event_files(tmp_path)) == 3
+    assert event_files(tmp_path)[0].read_bytes() == before[0][: event_files(tmp_path)[0].stat().st_size]
 
 
 def test_a_tracker_added_later_gets_the_whole_run(tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_a_module_that_is_not_installed_says_so(name: str) -> None:
         check_tracker(name)
 
 
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("console", "rich")])
+def test_a_built_in_tracker_without_its_package_is_found_out_before_the_run(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
+    with pytest.raises(TrackerError, match=rf"needs the package '{package}': pip install {package}"):
+        check_tracker(name)
+
+
 def test_a_class_that_is_not_there_says_so() -> None:
     with pytest.raises(TrackerError, match=r"has no 'Nothing'"):
         load_tracker("verl.testing.trackers:Nothing")
@@ -99,6 +108,6 @@ def test_entry_points_of_other_packages_are_found(tmp_path: Path, monkeypatch: p
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert load_tracker("theirs") is RecordingLogger
-    assert tracker_locations()["console"] == BUILTIN["console"]  # a built-in name cannot be taken over
+    assert tracker_locations()["console"] == BUILTIN["console"].location  # a built-in name cannot be taken over
     with pytest.raises(TrackerError, match=r"theirs"):
         check_tracker("their")

@@ -279,7 +279,13 @@ def test_a_class_is_a_tracker_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "status"), [("pass", "finished"), ("raise ValueError('no data')", "failed"), ("os._exit(1)", "crashed")]
+    ("ending", "status"),
+    [
+        ("pass", "killed"),
+        ("raise SystemExit(1)", "killed"),
+        ("raise ValueError('no data')", "failed"),
+        ("os._exit(1)", "crashed"),
+    ],
 )
 def test_a_program_that_forgets_the_end_gets_one(ending: str, status: str, tmp_path: Path) -> None:
     program = (

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from verl.tracking.spec import Direction, MetricSpec, Reduction
 
 _MEAN, _SUM, _MIN, _MAX, _LAST = Reduction.MEAN, Reduction.SUM, Reduction.MIN, Reduction.MAX, Reduction.LAST
+_STD = Reduction.STD
 _UP, _DOWN, _WATCH = Direction.UP, Direction.DOWN, Direction.WATCH
 
 _NO_CRITIC = "no critic (adv_estimator other than gae)"
@@ -25,7 +26,7 @@ _NO_VALIDATION = "no validation data, or not a validation step"
 # fmt: off
 REWARD = (
     MetricSpec("reward/episode_reward_mean", _MEAN, "", _UP, "Mean reward of the trajectories of the step, before any KL penalty.", "rises, then levels off"),
-    MetricSpec("reward/episode_reward_std", _MEAN, "", _WATCH, "Standard deviation of the trajectory rewards.", "above 0: without spread nothing is learned"),
+    MetricSpec("reward/episode_reward_std", _STD, "", _WATCH, "Standard deviation (divisor n) of the trajectory rewards.", "above 0: without spread nothing is learned"),
     MetricSpec("reward/episode_reward_min", _MIN, "", _UP, "Smallest trajectory reward."),
     MetricSpec("reward/episode_reward_max", _MAX, "", _UP, "Largest trajectory reward."),
     MetricSpec("reward/parts/<name>", _MEAN, "", _UP, "Mean unweighted value of one reward part."),
@@ -33,7 +34,7 @@ REWARD = (
 )
 KL = (
     MetricSpec("kl/kl_divergence", _MEAN, "nats/token", _WATCH, "Mean divergence of the policy from the reference, per trainable token.", "0.001 to 0.1, rising slowly", _NO_REFERENCE),
-    MetricSpec("kl/coef", _LAST, "", _WATCH, "Coefficient of the KL penalty or KL loss.", absent_when=_NO_REFERENCE),
+    MetricSpec("kl/coef", _LAST, "", _WATCH, "Coefficient of the KL penalty in the reward.", absent_when="KL is not part of the reward"),
     MetricSpec("kl/reward_penalty", _MEAN, "", _WATCH, "Mean KL penalty subtracted from a trajectory's reward.", absent_when="KL is not part of the reward"),
 )
 LOSS = (
@@ -53,7 +54,7 @@ POLICY = (
 )
 ADVANTAGE_AND_VALUE = (
     MetricSpec("advantage/mean", _MEAN, "", _WATCH, "Mean advantage over trainable tokens.", "near 0"),
-    MetricSpec("advantage/std", _MEAN, "", _WATCH, "Standard deviation of the advantages.", "about 1 when normalised"),
+    MetricSpec("advantage/std", _STD, "", _WATCH, "Standard deviation (divisor n) of the advantages over trainable tokens.", "about 1 when normalised"),
     MetricSpec("advantage/min", _MIN, "", _WATCH, "Smallest advantage."),
     MetricSpec("advantage/max", _MAX, "", _WATCH, "Largest advantage."),
     MetricSpec("value/mean", _MEAN, "", _WATCH, "Mean prediction of the value model.", "follows value/return_mean", _NO_CRITIC),
@@ -80,7 +81,7 @@ SPEED = (
     MetricSpec("throughput/tokens_per_second", _MEAN, "tokens/s", _UP, "Prompt and response tokens handled per second of the whole step."),
     MetricSpec("timing/rollout", _SUM, "s", _DOWN, "Time spent sampling responses."),
     MetricSpec("timing/reward", _SUM, "s", _DOWN, "Time spent computing rewards."),
-    MetricSpec("timing/old_logprob", _SUM, "s", _DOWN, "Time for log-probs of the policy before the update.", absent_when="they are taken from the rollout"),
+    MetricSpec("timing/old_logprob", _SUM, "s", _DOWN, "Time for log-probs of the policy before the update."),
     MetricSpec("timing/ref_logprob", _SUM, "s", _DOWN, "Time for log-probs of the reference.", absent_when=_NO_REFERENCE),
     MetricSpec("timing/values", _SUM, "s", _DOWN, "Time for predictions of the value model.", absent_when=_NO_CRITIC),
     MetricSpec("timing/advantage", _SUM, "s", _DOWN, "Time for advantages and returns."),
@@ -88,8 +89,8 @@ SPEED = (
     MetricSpec("timing/update_critic", _SUM, "s", _DOWN, "Time for the update of the value model.", absent_when=_NO_CRITIC),
     MetricSpec("timing/validation", _SUM, "s", _DOWN, "Time for validation.", absent_when=_NO_VALIDATION),
     MetricSpec("timing/checkpoint", _SUM, "s", _DOWN, "Time for saving a checkpoint.", absent_when="not a checkpoint step"),
-    MetricSpec("timing/recording", _SUM, "s", _DOWN, "Time for token facts, trajectory files and the metrics of the batch."),
-    MetricSpec("timing/logging", _SUM, "s", _DOWN, "Time the training thread spent on logging.", "below 1% of timing/step"),
+    MetricSpec("timing/recording", _SUM, "s", _DOWN, "Time for token facts and the metrics of the batch."),
+    MetricSpec("timing/logging", _SUM, "s", _DOWN, "Time the training thread spent on handing over metrics, texts and trajectory files.", "below 1% of timing/step"),
     MetricSpec("timing/step", _SUM, "s", _DOWN, "Time of the whole step."),
     MetricSpec("timing/other", _SUM, "s", _DOWN, "Time of the step that no phase accounts for.", "below 5% of timing/step"),
     MetricSpec("timing/<name>", _SUM, "s", _DOWN, "Time of one more phase."),

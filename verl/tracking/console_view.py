@@ -186,9 +186,9 @@ def closing_lines(view: RunView, status: RunStatus, reports: list[TrackerReport]
 def _tracker_rows(report: TrackerReport, directory: Path) -> list[Text]:
     rows = [_row(report.name, report.where)] if report.where else []
     if not report.is_complete:
-        rows.append(_row(report.name, "not all of the run has reached it yet; the journal has it", "yellow"))
+        rows.append(_row(report.name, "not all of the run has reached it; the journal has it", "yellow"))
     if report.failures:
-        problem = f"{_count(report.failures, 'record')} failed, the last: {one_line(report.last_error, 200)}"
+        problem = f"{_count(report.failures, 'failure')}, the last: {one_line(report.last_error, 200)}"
         rows.append(_row(report.name, f"{problem} (see {shown_path(directory / 'relay' / 'relay.log')})", "yellow"))
     return rows
 

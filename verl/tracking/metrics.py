@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from verl.tracking.catalogue import lookup
@@ -61,21 +62,36 @@ class _ExactSum:
             self.add(partial)
         self.special += other.special
 
+    def add_exactly(self, term: Fraction) -> None:
+        """Add a number that may be no float: as floats that sum to it."""
+        try:
+            while part := float(term):
+                self.add(part)
+                term -= Fraction(part)
+        except OverflowError:
+            self.special += math.inf if term > 0 else -math.inf
+
     @property
     def value(self) -> float:
         return math.fsum(self.partials) + self.special
+
+    @property
+    def exact_value(self) -> Fraction:
+        """The sum of the finite terms without any rounding."""
+        return sum(map(Fraction, self.partials), Fraction())
 
 
 class _Samples:
     """The samples of one key, reduced as they come."""
 
-    __slots__ = ("count", "extreme", "reduction", "total", "weight")
+    __slots__ = ("count", "extreme", "reduction", "squares", "total", "weight")
 
     def __init__(self, reduction: Reduction) -> None:
         self.reduction = reduction
         self.count = 0
         self.total = _ExactSum()
         self.weight = _ExactSum()
+        self.squares = _ExactSum()
         self.extreme = math.nan  # smallest, largest or newest value
 
     def add(self, value: float, weight: float) -> None:
@@ -86,8 +102,22 @@ class _Samples:
             self.weight.add(weight)
         elif self.reduction is Reduction.SUM:
             self.total.add(value)
+        elif self.reduction is Reduction.STD:
+            self.add_moments(weight, value, 0.0)
+            return
         else:
             self._take(value)
+        self.count += 1
+
+    def add_moments(self, count: float, mean: float, sum_squared_deviations: float) -> None:
+        """Sums of the values and of their squares, both without rounding: then nothing cancels between them."""
+        if math.isfinite(mean) and math.isfinite(sum_squared_deviations):
+            total = Fraction(count) * Fraction(mean)
+            self.total.add_exactly(total)
+            self.squares.add_exactly(total * Fraction(mean) + Fraction(sum_squared_deviations))
+        else:
+            self.total.add(math.nan)
+        self.weight.add(count)
         self.count += 1
 
     def _take(self, value: float) -> None:
@@ -103,7 +133,8 @@ class _Samples:
             return
         self.total.add_all(other.total)
         self.weight.add_all(other.weight)
-        if self.reduction not in (Reduction.MEAN, Reduction.SUM):
+        self.squares.add_all(other.squares)
+        if self.reduction not in (Reduction.MEAN, Reduction.SUM, Reduction.STD):
             self._take(other.extreme)
         self.count += other.count
 
@@ -111,9 +142,18 @@ class _Samples:
     def value(self) -> float:
         if self.reduction is Reduction.SUM:
             return self.total.value
+        if self.reduction is Reduction.STD:
+            return self._deviation()
         if self.reduction is not Reduction.MEAN:
             return self.extreme
         return self.total.value / self.weight.value if self.count else math.nan
+
+    def _deviation(self) -> float:
+        if self.count == 0 or self.total.special or self.squares.special:  # none, or an infinite one among them
+            return math.nan
+        weight = self.weight.exact_value
+        mean = self.total.exact_value / weight
+        return math.sqrt(max(Fraction(), self.squares.exact_value / weight - mean * mean))
 
     def state(self) -> dict[str, Any]:
         return {
@@ -123,6 +163,8 @@ class _Samples:
             "total_special": self.total.special,
             "weight": [*self.weight.partials],
             "weight_special": self.weight.special,
+            "squares": [*self.squares.partials],
+            "squares_special": self.squares.special,
             "extreme": self.extreme,
         }
 
@@ -132,6 +174,7 @@ class _Samples:
         samples.count = state["count"]
         samples.total = _ExactSum(state["total"], state["total_special"])
         samples.weight = _ExactSum(state["weight"], state["weight_special"])
+        samples.squares = _ExactSum(state["squares"], state["squares_special"])
         samples.extreme = state["extreme"]
         return samples
 
@@ -179,7 +222,8 @@ class MetricBuffer:
             key: Metric key.
             value: A number, or a numpy or torch value with one element; NaN and infinities are kept.
             weight: How much it counts in a mean: the number of tokens, trajectories, ... that `value` is the
-                mean of. Other reductions ignore it, but a sample with weight 0 never counts.
+                mean of; for a standard deviation, how often `value` occurred (`add_moments` for a mean of different
+                values). Other reductions ignore it, but a sample with weight 0 never counts.
 
         Raises:
             TypeError: The key is not text, or the value is not a number.
@@ -192,6 +236,35 @@ class MetricBuffer:
             if not 0 <= weight < math.inf:
                 raise ValueError(f"metric {key!r} got the weight {weight}; a weight is 0 or a positive number")
         samples.add(number, weight)
+
+    def add_moments(self, key: str, count: float, mean: object, sum_squared_deviations: object) -> None:
+        """Add many values at once to a standard deviation, by their moments.
+
+        However the values are split over calls, steps and ranks, the result is that of all of them together (to the
+        rounding of the moments given): deviations between the parts count as those within them.
+
+        Example: `add_moments("advantage/std", m.count, m.mean, m.sum_squared_deviations)` of `Moments`.
+
+        Args:
+            key: Metric with the reduction `std`.
+            count: Number of values; with 0 nothing is added.
+            mean: Their mean.
+            sum_squared_deviations: Sum of squared deviations from that mean.
+
+        Raises:
+            TypeError: The key is not text, or one of the others is not a number.
+            ValueError: The metric has another reduction, or the count or the deviations are negative.
+        """
+        samples = self._samples.get(key) or self._new_samples(key)
+        if samples.reduction is not Reduction.STD:
+            raise ValueError(f"metric {key!r} is reduced as {samples.reduction}; only std takes moments")
+        count, deviations = as_float(key, count), as_float(key, sum_squared_deviations)
+        if not 0 <= count < math.inf or deviations < 0:
+            raise ValueError(
+                f"metric {key!r} got the count {count} and the deviations {deviations}; neither is negative"
+            )
+        if count:
+            samples.add_moments(count, as_float(key, mean), deviations)
 
     def add_many(self, values: Mapping[str, object], weight: float = 1.0) -> None:
         """Add one sample to each of several metrics, all with the same weight; see `add`."""
@@ -210,7 +283,7 @@ class MetricBuffer:
     def reduce(self) -> dict[str, float]:
         """Reduce every metric to one number and empty the buffer (declarations stay).
 
-        A mean, minimum, maximum or last value of samples that all had weight 0 is NaN: there is no such number.
+        A mean, deviation, minimum, maximum or last value of samples that all had weight 0 is NaN: there is none.
         """
         values = {key: samples.value for key, samples in self._samples.items()}
         self._samples.clear()

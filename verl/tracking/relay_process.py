@@ -1,4 +1,4 @@
-"""Start the relay process, and start it again if it was killed."""
+"""Start the relay process, and start it again if it died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from verl.tracking.feed import FeedSource
 
 MOST_RESTARTS = 3
-CHECK_SECONDS = 5.0
 
 
 class RelayProcess:
@@ -25,6 +24,7 @@ class RelayProcess:
         self._source = source
         self._trackers = trackers
         self._restarts = 0
+        self._is_given_up = False
         self._process = self._start()
 
     @property
@@ -32,29 +32,41 @@ class RelayProcess:
         """Process id."""
         return self._process.pid
 
-    def check(self) -> bool:
-        """Start it again if a signal (such as the kernel's when memory is short) ended it.
+    def check(self) -> str | None:
+        """Start it again if it ended before the run did (such as by the kernel when memory is short).
 
         Returns:
-            Whether it had to be started again.
+            What happened, in words; nothing if all is well or it was said before.
         """
         code = self._process.poll()
-        if code is None or code >= 0 or self._restarts >= MOST_RESTARTS:
-            return False
+        if code is None or self._is_given_up:
+            return None
+        ended = f"the relay ended {_in_words(code)}, see relay/relay.log"
+        if self._restarts >= MOST_RESTARTS:
+            self._is_given_up = True
+            return f"{ended}; trackers get nothing more from this run, the journal keeps everything"
         self._restarts += 1
         self._process = self._start()
-        return True
+        return f"{ended}; it was started again"
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until it has delivered everything; False if it has not by then."""
+    def wait(self, seconds: float) -> str | None:
+        """Wait until it has delivered everything, and start it again if a signal ended it.
+
+        Returns:
+            What is wrong, in words, if it has not delivered everything by then.
+        """
         deadline = time.monotonic() + seconds
         while True:
             try:
                 code = self._process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                return False
-            if not self.check():
-                return code == 0
+                return f"the relay (process {self.pid}) is still delivering; see relay/relay.log"
+            if code == 0:
+                return None
+            if code > 0 or self._restarts >= MOST_RESTARTS:
+                return f"the relay ended {_in_words(code)}: not every tracker has everything; see relay/relay.log"
+            self._restarts += 1
+            self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         directory = self._source.directory
@@ -65,8 +77,8 @@ class RelayProcess:
             command += ["--total-steps", str(self._source.total_steps)]
         for tracker in self._trackers:
             command += ["--tracker", tracker]
-        # It must find this very package, and trackers wherever the user's program finds them.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # It must find this very package, and trackers where the user's program does ("" is the working folder).
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         with directory.relay_log.open("ab") as output:
             return subprocess.Popen(
                 command,
@@ -76,3 +88,7 @@ class RelayProcess:
                 start_new_session=True,
                 env=environment,
             )
+
+
+def _in_words(code: int) -> str:
+    return f"with code {code}" if code >= 0 else f"by signal {-code}"

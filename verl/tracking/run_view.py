@@ -162,7 +162,7 @@ class TrackerReport:
 
     Attributes:
         name: Tracker. where: Command or address to look at it, if it has one.
-        failures: Records that it could not take. last_error: Why the last one failed.
+        failures: Failed tries. last_error: Why the last one failed.
         is_complete: Whether everything up to the end reached it.
     """
 

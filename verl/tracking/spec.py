@@ -21,6 +21,8 @@ class Reduction(StrEnum):
     """Smallest value; NaN if any sample is NaN."""
     MAX = "max"
     """Largest value; NaN if any sample is NaN."""
+    STD = "std"
+    """Population standard deviation (divisor n) of the samples, each counted by its weight."""
     LAST = "last"
     """The newest value; over ranks, that of the last rank which has one."""
 

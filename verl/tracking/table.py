@@ -10,6 +10,7 @@ entry-point group `verl.loggers`:
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
@@ -17,9 +18,22 @@ from verl.config.nearest import nearest_name
 from verl.errors import TrackerError
 from verl.tracking.logger import TrainerLogger
 
+
+@dataclass(frozen=True, slots=True)
+class BuiltinTracker:
+    """A tracker of this package.
+
+    Attributes:
+        location: `module:Class`. package: The installed package that it cannot do without.
+    """
+
+    location: str
+    package: str
+
+
 BUILTIN = {
-    "console": "verl.tracking.backends.console_logger:ConsoleLogger",
-    "tensorboard": "verl.tracking.backends.tensorboard_logger:TensorboardLogger",
+    "console": BuiltinTracker("verl.tracking.backends.console_logger:ConsoleLogger", "rich"),
+    "tensorboard": BuiltinTracker("verl.tracking.backends.tensorboard_logger:TensorboardLogger", "tensorboard"),
 }
 
 IN_TRAINING_PROCESS = ("console",)
@@ -34,7 +48,7 @@ ANNOUNCED = ("wandb", "mlflow", "swanlab", "trackio")
 def tracker_locations() -> dict[str, str]:
     """All trackers by name, with the `module:Class` that each is; a built-in name cannot be taken over."""
     installed = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return installed | BUILTIN
+    return installed | {name: tracker.location for name, tracker in BUILTIN.items()}
 
 
 def check_tracker(name: str) -> str:
@@ -53,14 +67,19 @@ def check_tracker(name: str) -> str:
     location = locations.get(name, name)
     if ":" not in location:
         raise _unknown(name, sorted(locations))
+    if name in BUILTIN and not _is_installed(package := BUILTIN[name].package):
+        raise TrackerError(f"tracker {name!r} needs the package {package!r}: pip install {package}")
     module = location.partition(":")[0]
-    try:
-        found = find_spec(module) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
+    if not _is_installed(module):
         raise TrackerError(f"tracker {name!r} is {location}, but there is no module {module!r}: install its package")
     return location
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # ValueError: loaded, but by no means that could tell
+        return False
 
 
 def load_tracker(name: str) -> type[TrainerLogger]:

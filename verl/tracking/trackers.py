@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from verl.errors import TrackerError
 from verl.journal import Record
 from verl.tracking.feed import Advance, Feed, FeedSource
+from verl.tracking.feed_state import read_states
 from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
-from verl.tracking.relay_process import CHECK_SECONDS, RelayProcess
+from verl.tracking.relay_process import RelayProcess
 from verl.tracking.screen_feed import ScreenFeed
 from verl.tracking.table import IN_TRAINING_PROCESS, check_class, check_tracker, load_tracker
 
@@ -43,7 +44,7 @@ class TrackerSet:
         self._screens: list[ScreenFeed] = []
         self._workers: list[FeedWorker] = []
         self._relay: RelayProcess | None = None
-        self._next_check = 0.0
+        self._known: dict[str, tuple[int, int]] = {}
 
     @staticmethod
     def check(trackers: Sequence[object]) -> None:
@@ -66,6 +67,7 @@ class TrackerSet:
         Raises:
             JournalError: Inline, if another process still feeds one of the trackers.
         """
+        self._news_of_feeds()  # those of earlier attempts are known
         for name in self._on_screen:
             self._screens.append(ScreenFeed(load_tracker(name)(), self._opened_run()))
         if self._by_relay:
@@ -90,9 +92,29 @@ class TrackerSet:
         """Training begins a step."""
         for screen in self._screens:
             screen.progress(step)
-        if self._relay and time.monotonic() > self._next_check:
-            self._relay.check()
-            self._next_check = time.monotonic() + CHECK_SECONDS
+
+    def news(self) -> list[str]:
+        """What went wrong since the last call, in sentences; starts the relay again if it died."""
+        told = self._relay.check() if self._relay else None
+        return ([told] if told else []) + self._news_of_feeds()
+
+    def _news_of_feeds(self, known: Collection[str] = ()) -> list[str]:
+        sentences = []
+        for state in read_states(self._source.directory.path):
+            if state.tracker in known:
+                continue
+            outages, skipped = self._known.get(state.tracker, (0, 0))
+            if state.outages > outages:
+                sentences.append(
+                    f"tracker {state.tracker!r} fails ({state.last_error}); it is tried again, and gets everything then"
+                )
+            if state.num_skipped > skipped and state.skipped:
+                sentences.append(
+                    f"tracker {state.tracker!r} refused {state.num_skipped - skipped} record(s) for good, "
+                    f"the last: {state.skipped[-1].reason}; the journal has them"
+                )
+            self._known[state.tracker] = (state.outages, state.num_skipped)
+        return sentences
 
     def hurry(self) -> None:
         """Deliver now rather than in a moment (the relay looks several times a second anyway)."""
@@ -116,8 +138,8 @@ class TrackerSet:
             worker.end(status)
         for feed in self._feeds:
             feed.hurry()
-        if self._relay and not self._relay.wait(seconds):
-            problems.append(f"the relay (process {self._relay.pid}) is still delivering; see relay/relay.log")
+        if self._relay and (problem := self._relay.wait(seconds)):
+            problems.append(problem)
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
         if self._is_inline:
@@ -127,6 +149,7 @@ class TrackerSet:
             for feed in self._feeds
             if not feed.is_complete
         ]
+        problems += self._news_of_feeds(known=[feed.name for feed in self._feeds])
         for screen in self._screens:
             if not screen.finish(status, error, SCREEN_SECONDS):
                 problems.append("the terminal does not take any output; the console was left behind")

@@ -26,6 +26,7 @@ from verl.tracking.feed import FeedSource
 from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.recorder import Recorder
+from verl.tracking.tracker_watch import TrackerWatch
 from verl.tracking.trackers import Tracker, TrackerSet
 from verl.tracking.writer import Writer
 
@@ -90,8 +91,8 @@ class Tracking(Recorder):
         self._is_finished = False
         is_inline = not (defaults.async_log if async_log is None else async_log)
         try:
-            self._journal = JournalWriter(directory, attempt=attempt)
             self._trackers = TrackerSet(trackers, FeedSource(directory, attempt, total_steps), is_inline=is_inline)
+            self._journal = JournalWriter(directory, attempt=attempt)
             self._begin(project_name, experiment_name, total_steps)
         except BaseException:
             directory.finish_attempt("failed", attempt)
@@ -113,6 +114,7 @@ class Tracking(Recorder):
                 run_dir_name=self.home.name,
             )
             self._trackers.start()
+            self._watch = TrackerWatch(self._trackers.news, lambda text: self.note(text, level="warning"))
         except BaseException:
             self._journal.close()
             raise
@@ -203,6 +205,7 @@ class Tracking(Recorder):
             return
         self._is_finished = True
         atexit.unregister(self._finish_at_exit)
+        self._watch.stop()
         try:
             self._append(Kind.FINISH, self.step, status=status, error=error)
             self._journal.sync()
@@ -215,11 +218,14 @@ class Tracking(Recorder):
                 self.run_directory.finish_attempt(status, self._attempt)
 
     def _finish_at_exit(self) -> None:
-        """For a program that ends without `finish`: nothing is lost either way, but its status would say crashed."""
+        """For a program that ends without `finish`: only who says so has finished."""
         if os.getpid() != self._process:  # a forked child
             return
         error = getattr(sys, "last_value", None)  # set by the interpreter when a traceback ended the program
-        self.__exit__(type(error) if error else None, error, None)
+        if error is None:
+            self.finish("killed", "the program ended without `finish`")
+        else:
+            self.__exit__(type(error), error, None)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from verl.config.environment import wants_color
 from verl.tracking.console_view import closing_lines, live_view, opening_line, step_line, validation_line
-from verl.tracking.feed_state import BROKEN, FEEDING, read_states
+from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, read_states
 from verl.tracking.logger import AlertLevel, RunStatus, TrackedRun, TrainerLogger
 from verl.tracking.run_view import RunView, TrackerReport
 from verl.tracking.terminal_stream import terminal_stream
@@ -127,7 +127,9 @@ def _reports(run: TrackedRun) -> list[TrackerReport]:
             where=state.where,
             failures=state.failures,
             last_error=state.last_error,
-            is_complete=state.attempt == run.attempt and state.status not in (FEEDING, BROKEN),
+            is_complete=state.attempt == run.attempt
+            and state.status not in (FEEDING, RETRYING, BROKEN)
+            and not state.num_skipped,
         )
         for state in read_states(run.directory)
     ]

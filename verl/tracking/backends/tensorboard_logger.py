@@ -3,7 +3,8 @@
 Written with TensorBoard's own record writer and messages: one event for all scalars of a step, `events.out.tfevents.*`
 directly in the run directory, one file per attempt. The content of a file depends on the journal alone (times are
 those of the records), and a file is cut back to what was acknowledged before it is continued. So a feeder that was
-killed in the middle leaves neither a gap nor a duplicate.
+killed in the middle leaves neither a gap nor a duplicate. If a disk lost acknowledged bytes all the same, the files are
+written anew from the journal.
 """
 
 # TensorBoard's generated message classes have no types that a checker could see.
@@ -30,8 +31,18 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from verl.journal.files import sync_descriptor, sync_folder
 from verl.tracking.config_text import config_text, flatten
-from verl.tracking.logger import AlertLevel, Artifact, Embedding, Histogram, RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.logger import (
+    AlertLevel,
+    Artifact,
+    Embedding,
+    Histogram,
+    RunStatus,
+    StateLostError,
+    TrackedRun,
+    TrainerLogger,
+)
 from verl.tracking.markdown_text import code_markdown, table_markdown
 from verl.tracking.png_image import png_size
 from verl.tracking.projector import write_projector_files
@@ -133,6 +144,7 @@ class TensorboardLogger(TrainerLogger):
     def finish(self, status: RunStatus) -> None:
         if self._has_config:
             self._write(0, [_hparams_end(status, self.moment.time)])
+        self.flush()
         self.close()
 
     def close(self) -> None:
@@ -192,16 +204,20 @@ class EventFile:
         own = (path for path in sorted(folder.glob(f"events.out.tfevents.*.{number}")) if _writer_of(path) == marker)
         name = f"events.out.tfevents.{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
         file = cls(next(own, folder / name), 0)
+        sync_folder(folder)
         file.write(Event(wall_time=time, file_version="brain.Event:2", source_metadata=source))
         return file
 
     @classmethod
-    def continued(cls, path: Path, size: int) -> EventFile | None:
-        """Go on after the acknowledged bytes; None if the file is gone."""
-        if not path.exists():
-            return None
-        if path.stat().st_size < size:  # the disk lost its tail: keep its whole records
-            size = max((end for _, end in _records(path)), default=0)
+    def continued(cls, path: Path, size: int) -> EventFile:
+        """Go on after the acknowledged bytes.
+
+        Raises:
+            StateLostError: Not all of them are there.
+        """
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise StateLostError(f"{path.name} has {found} of the {size} bytes that were written")
         return cls(path, size)
 
     def write(self, event: Event) -> None:
@@ -210,7 +226,9 @@ class EventFile:
         self.size += len(data) + _RECORD_OVERHEAD
 
     def flush(self) -> None:
+        """Also through a power loss: what is acknowledged now is not written again."""
         self._file.flush()
+        sync_descriptor(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
