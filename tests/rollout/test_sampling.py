@@ -98,6 +98,14 @@ def test_rows_keep_their_own_parameters():
     assert tokens.tolist() == [2, 4]
 
 
+def test_a_row_that_cuts_nothing_keeps_its_rarest_token_beside_a_row_that_cuts():
+    logits = torch.tensor([3e-8, 1.0]).log()
+    params = [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=1, top_p=0.5)]
+    plan = SamplingPlan.build(params, CPU)
+    tokens, _ = sample_tokens(logits.expand(2, -1), plan, torch.full((2,), 1e-8, dtype=torch.float64))
+    assert tokens.tolist() == [0, 1]
+
+
 def test_log_probs_are_of_the_whole_distribution_at_the_temperature():
     uniforms = torch.zeros(1, dtype=torch.float64)
     _, cut = draw(SamplingParams(max_new_tokens=1, top_k=1, top_p=0.3), uniforms)
