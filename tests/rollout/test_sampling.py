@@ -99,10 +99,10 @@ def test_rows_keep_their_own_parameters():
 
 
 def test_a_row_that_cuts_nothing_keeps_its_rarest_token_beside_a_row_that_cuts():
-    logits = torch.tensor([3e-8, 1.0]).log()
+    logits = torch.tensor([1e-8, 1.0]).log()
     params = [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=1, top_p=0.5)]
     plan = SamplingPlan.build(params, CPU)
-    tokens, _ = sample_tokens(logits.expand(2, -1), plan, torch.full((2,), 1e-8, dtype=torch.float64))
+    tokens, _ = sample_tokens(logits.expand(2, -1), plan, torch.full((2,), 1e-9, dtype=torch.float64))
     assert tokens.tolist() == [0, 1]
 
 
