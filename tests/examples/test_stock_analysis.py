@@ -74,7 +74,7 @@ def test_no_month_and_no_question_of_training_is_in_validation(made):
 
     assert not months(train) & months(val)
     assert not {row["prompt"][0]["content"] for row in train} & {row["prompt"][0]["content"] for row in val}
-    assert set(Counter(row["data_source"] for row in val).values()) == {80}
+    assert min(Counter(row["data_source"] for row in val).values()) >= 40
 
 
 def test_the_model_is_a_plain_folder_that_spells_prompts_back(made):

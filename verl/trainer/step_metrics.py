@@ -27,7 +27,7 @@ def add_rollout_metrics(metrics: MetricBuffer, batch: RolloutBatch) -> None:
     trajectories = batch.trajectories
     rewards = Moments.of(batch.rewards_B)
     metrics.add("reward/episode_reward_mean", rewards.mean, rewards.count)
-    metrics.add("reward/episode_reward_std", rewards.std(ddof=0), rewards.count)
+    _add_spread(metrics, "reward/episode_reward_std", rewards)
     metrics.add("reward/episode_reward_min", rewards.minimum)
     metrics.add("reward/episode_reward_max", rewards.maximum)
     for name, values in reward_parts(trajectories).items():
@@ -61,7 +61,7 @@ def add_estimate_metrics(
     advantages = Moments.of(batch.advantages_BT, mask_BT)
     if advantages.count:
         metrics.add("advantage/mean", advantages.mean, advantages.count)
-        metrics.add("advantage/std", advantages.std(ddof=0), advantages.count)
+        _add_spread(metrics, "advantage/std", advantages)
         metrics.add("advantage/min", advantages.minimum)
         metrics.add("advantage/max", advantages.maximum)
     _add_mean(metrics, "policy/entropy", Moments.of(entropy_BT, mask_BT))
@@ -151,6 +151,10 @@ def validation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _mean_reward(trajectories: Sequence[Trajectory]) -> float:
     return float(np.mean([trajectory.reward for trajectory in trajectories if trajectory.reward is not None]))
+
+
+def _add_spread(metrics: MetricBuffer, key: str, moments: Moments) -> None:
+    metrics.add_moments(key, moments.count, moments.mean, moments.sum_squared_deviations)
 
 
 def _add_mean(metrics: MetricBuffer, key: str, moments: Moments) -> None:
