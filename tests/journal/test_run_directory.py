@@ -385,3 +385,18 @@ def test_a_run_json_that_is_gone_or_unreadable_is_an_error(tmp_path: Path) -> No
     run.run_json.write_bytes(content)
     assert run.status == "created"
     assert repr(run) == f"RunDirectory({str(tmp_path)!r})"
+
+
+def test_secrets_in_the_names_of_a_run_are_masked(tmp_path: Path) -> None:
+    secret = "sk-proj-abcdefghijklmnopqrstuvwxyz123456"
+    run = RunDirectory.create(tmp_path / "run", project=secret, experiment=f"https://me:hunter22@host/{secret}")
+    run.start_attempt()
+    assert secret not in run.run_json.read_text()
+    assert "hunter22" not in run.run_json.read_text()
+    assert secret not in run.info.project
+    run.finish_attempt("finished")
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="name too long"):
+        RunDirectory.create(tmp_path / ("x" * 300), project="p", experiment="e")

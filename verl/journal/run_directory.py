@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from verl.config.secrets import mask
+from verl.config.secrets import mask, mask_text
 from verl.errors import JournalError
 from verl.journal.failures import journal_error
 from verl.journal.files import replace_file
@@ -50,11 +50,16 @@ class RunDirectory:
             JournalError: The path is a file, cannot be made or written, or its `run.json` is damaged.
         """
         run = cls(Path(path).expanduser().absolute())
+        project, experiment = mask_text(project), mask_text(experiment)
         run._names = (project, experiment)
-        if run.path.exists() and not run.path.is_dir():
-            raise JournalError(f"{run.path} is a file, not a folder. Choose another trainer.log_dir or VERL_LOG_DIR.")
         try:
+            if run.path.exists() and not run.path.is_dir():
+                raise JournalError(
+                    f"{run.path} is a file, not a folder. Choose another trainer.log_dir or VERL_LOG_DIR."
+                )
             run.journal.mkdir(parents=True, exist_ok=True)
+        except JournalError:
+            raise
         except OSError as error:
             raise journal_error("create the run directory", run.path, error) from error
         with short_lock(run.journal):
