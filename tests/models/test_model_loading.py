@@ -219,8 +219,51 @@ def test_a_folder_without_weights_says_what_is_there(model_folder):
 
 def test_a_config_that_is_not_json_is_named(model_folder):
     (model_folder / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"cannot be loaded: .*config\.json"):
+    with pytest.raises(ModelError, match=r"config\.json cannot be read as JSON .*; fetch it again"):
         load(model_folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '"llama"'])
+def test_a_config_that_is_no_object_is_named(model_folder, content):
+    (model_folder / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json must hold a JSON object"):
+        load(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"hidden_size": "abc"}, "hidden_size"), ({"num_attention_heads": 0}, "ZeroDivisionError")],
+)
+def test_a_config_with_an_impossible_value_is_named(model_folder, changes, reason):
+    edit_json(model_folder / "config.json", **changes)
+    with pytest.raises(ModelError, match=rf"a value in its config\.json is not possible \((.|\n)*{reason}"):
+        load(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"no weights at all", r"pytorch_model\.bin is damaged or was not copied whole \(it is no torch file\)"),
+        (b"PK\x03\x04 cut short", r"pytorch_model\.bin is damaged or was not copied whole \(it is no torch file\)"),
+        (b"\x80\x02garbage", r"cannot be loaded: its weights \(pytorch_model\*\.bin\) are damaged"),
+    ],
+)
+def test_a_torch_file_that_is_damaged_is_named(model_folder, content, reason):
+    (model_folder / "model.safetensors").unlink()
+    (model_folder / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ModelError, match=reason):
+        load(model_folder)
+
+
+def test_an_index_without_weight_map_is_named(model_folder):
+    (model_folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json has no `weight_map`"):
+        load(model_folder)
+
+
+def test_the_home_of_a_user_whom_there_is_not_is_told():
+    with pytest.raises(ModelError, match=r"=~no-such-user/m: ~ is unknown"):
+        load(Path("~no-such-user/m"))
 
 
 def test_an_unknown_architecture_is_a_model_error(model_folder):
@@ -314,7 +357,13 @@ def test_a_classifier_with_more_labels_is_not_a_reward_model(tmp_path):
 
 
 def test_a_language_model_is_not_a_reward_model(model_folder):
-    edit_json(model_folder / "config.json", num_labels=1, id2label={"0": "score"}, label2id={"score": 0})
+    with pytest.raises(ModelError, match=r"reward\.model\.path=.* is a language model \(\w+ForCausalLM in its config"):
+        load_reward_model(RewardModelConfig(path=str(model_folder)), "cpu")
+
+
+def test_a_reward_model_without_its_head_is_refused(model_folder):
+    changes = {"architectures": None, "num_labels": 1, "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    edit_json(model_folder / "config.json", **changes)
     with pytest.raises(ModelError, match=r"has no weights for score\.weight"):
         load_reward_model(RewardModelConfig(path=str(model_folder)), "cpu")
 

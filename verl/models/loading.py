@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,7 +29,11 @@ from verl.models.source import ModelSource, check_folder, quiet_transformers, re
 from verl.models.value_model import ValueModel
 
 _POLICY_SETTING = "actor_rollout_ref.model.path"
+_GENERATIVE_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _DROPOUT_SUFFIXES = ("dropout", "pdrop", "layerdrop", "dropout_prob", "dropout_rate")
+# What a configuration runs into while transformers reads it or builds the model.
+_IMPOSSIBLE_VALUES = (StrictDataclassError, TypeError, ArithmeticError, AttributeError, IndexError, AssertionError)
+_DAMAGED_FILES = (pickle.UnpicklingError, EOFError)
 
 
 def load_tokenizer(
@@ -142,13 +148,19 @@ def load_reward_model(config: RewardModelConfig, device: torch.device | str) -> 
     """Loads a sequence classifier with one label, frozen and in eval mode, with its own tokenizer.
 
     Raises:
-        ModelError: The model cannot be found or read, its head is missing, it has more than one label, or its
-            vocabulary is smaller than its tokenizer's.
+        ModelError: The model cannot be found or read, it is a language model, its head is missing, it has more than
+            one label, or its vocabulary is smaller than its tokenizer's.
     """
     setting = "reward.model.path"
     source = resolve_source(config.path, setting)
     check_folder(source)
     model_config = _load_config(source, config.trust_remote_code)
+    generative = [name for name in model_config.architectures or () if name.endswith(_GENERATIVE_ENDINGS)]
+    if generative:
+        raise ModelError(
+            f"{setting}={source.location} is a language model ({generative[0]} in its config.json), which writes text "
+            f"and has no head that scores it. Use a sequence classifier with one label"
+        )
     if model_config.num_labels != 1:
         raise ModelError(
             f"{setting}={source.location} is a classifier with {model_config.num_labels} labels; a reward model has "
@@ -257,3 +269,13 @@ def _from_pretrained(auto_class: Any, source: ModelSource, **arguments: Any) -> 
     # What transformers raises for an unusable folder; anything else is a fault of ours or theirs and keeps its trace.
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"{source.setting}={source.location} cannot be loaded: {error}") from error
+    except _IMPOSSIBLE_VALUES as error:
+        raise ModelError(
+            f"{source.setting}={source.location} cannot be loaded: a value in its config.json is not possible "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    except _DAMAGED_FILES as error:
+        raise ModelError(
+            f"{source.setting}={source.location} cannot be loaded: its weights (pytorch_model*.bin) are damaged or "
+            f"were not copied whole ({error}); fetch them again"
+        ) from error

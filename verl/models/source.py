@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
@@ -19,6 +21,7 @@ from verl.errors import ModelError
 _HUB_TIMEOUT_SECONDS = 5.0
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER_PATTERNS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
+_PICKLE_START = b"\x80"
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -49,7 +52,10 @@ def resolve_source(path: str | None, setting: str) -> ModelSource:
     """
     if not path:
         raise ModelError(f"no model given: set {setting}=/path/to/folder or {setting}=<hub name>")
-    folder = Path(path).expanduser()
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"{setting}={path}: ~ is unknown ({error}); give the whole path of the folder") from None
     if folder.is_dir():
         return ModelSource(str(folder), setting, is_folder=True)
     if folder.is_file():
@@ -100,18 +106,36 @@ def check_folder(source: ModelSource, *, need_weights: bool = True, need_tokeniz
     """Checks a local folder before transformers reads it; a hub name is left alone.
 
     Raises:
-        ModelError: A file is missing, cut short, or a Git LFS pointer; the message names it and what is there.
+        ModelError: A file is missing, damaged, cut short, or a Git LFS pointer; the message names it and what is
+            there.
     """
     if not source.is_folder:
         return
     folder = Path(source.location)
     if not (folder / "config.json").exists() and need_weights:
         raise ModelError(_missing(source, "config.json"))
+    if (folder / "config.json").exists():
+        read_json_object(folder / "config.json")
     if need_tokenizer and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_PATTERNS):
         # Without this check transformers makes an empty tokenizer for some architectures.
         raise ModelError(_missing(source, f"tokenizer file ({', '.join(_TOKENIZER_PATTERNS)})"))
     if need_weights:
         _check_weights(source, folder)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ModelError: It cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read as JSON ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} must hold a JSON object ({{...}}); it holds {str(content)[:60]}")
+    return content
 
 
 def _missing(source: ModelSource, what: str) -> str:
@@ -125,14 +149,21 @@ def _check_weights(source: ModelSource, folder: Path) -> None:
     if not files:
         raise ModelError(_missing(source, "weights (model.safetensors)"))
     for index in folder.glob("*.index.json"):
-        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelError(f"{index} has no `weight_map` (file by weight); fetch it again")
+        wanted = set(map(str, weight_map.values()))
         absent = sorted(wanted - {file.name for file in files})
         if absent:
             raise ModelError(_missing(source, f"{', '.join(absent)} (listed in {index.name})"))
     for file in files:
         with file.open("rb") as stream:
-            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise ModelError(f"{file} is a Git LFS pointer, not the weights; run `git lfs pull` in {folder}")
+            start = stream.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            raise ModelError(f"{file} is a Git LFS pointer, not the weights; run `git lfs pull` in {folder}")
+        # torch writes a zip file, and wrote a bare pickle long ago.
+        if file.suffix == ".bin" and not zipfile.is_zipfile(file) and not start.startswith(_PICKLE_START):
+            raise ModelError(f"{file} is damaged or was not copied whole (it is no torch file); fetch it again")
         if file.suffix == ".safetensors":
             try:
                 with safe_open(str(file), framework="pt"):
