@@ -307,7 +307,7 @@ BAD_VALUES: list[tuple[Any, str]] = [
     (1j, "gave 1j of type complex where it must be a number"),
     (np.array([1.0, 2.0]), "which is not one number"),
     (torch.tensor([1.0, 2.0]), "which is not one number"),
-    (10**400, "which is not one number (int too large to convert to float)"),
+    (10**400, "which is not one number (OverflowError: int too large to convert to float)"),
     ({}, "gave a dict without 'score' (keys: none)"),
     ({"reward": 1.0}, "gave a dict without 'score' (keys: 'reward')"),
     ({"score": "1"}, "gave '1' of type str where its 'score' must be a number"),
@@ -384,3 +384,73 @@ def test_configured_functions_and_model_are_used_with_their_weights(sample):
     assert computer.notices == ()
     (result,) = asyncio.run(computer.compute([sample()]))
     assert result == RewardResult(total=2.0 + 0.5 * 8, parts={"right": 1.0, "model_score": 8.0})
+
+
+# What no sentence could be made of
+
+
+class Hostile:
+    """Nothing about it can be asked."""
+
+    def __float__(self) -> float:
+        raise SystemError("no float")
+
+    def __str__(self) -> str:
+        raise SystemError("no text")
+
+    __repr__ = __str__
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemError("no text")
+
+
+class NoText:
+    def __str__(self) -> str:
+        raise SystemError("no text")
+
+
+def raise_unspeakable(*_: Any, **__: Any) -> float:
+    raise Unspeakable
+
+
+@pytest.mark.parametrize("value", [1e200, -1e200, 3.5e38])
+def test_a_sum_beyond_float32_is_an_error(sample: Callable[..., RewardInput], value: float) -> None:
+    message = error_of(lambda *_, **__: value, sample())
+    assert "is beyond the range of float32 (±3.4e+38); the parts are f=" in message
+
+
+def test_a_sum_that_overflows_is_an_error(sample: Callable[..., RewardInput]) -> None:
+    functions = [wrap(lambda *_, **__: 1.7e308, name=name) for name in "ab"]
+    with pytest.raises(RewardError, match=r"the parts are a=1\.7e\+308, b=1\.7e\+308"):
+        compute(functions, [sample()])
+    functions = [wrap(lambda *_, **__: 1e308, weight, name) for weight, name in ((1e10, "a"), (-1e10, "b"))]
+    with pytest.raises(RewardError, match="beyond the range of float32"):
+        compute(functions, [sample()])
+
+
+def test_the_largest_sum_is_allowed(sample: Callable[..., RewardInput]) -> None:
+    assert compute([lambda *_, **__: 3.4e38], [sample()])[0].total == 3.4e38
+
+
+@WORKERS
+def test_an_error_without_words_is_told(sample: Callable[..., RewardInput], num_workers: int) -> None:
+    message = error_of(raise_unspeakable, sample(), num_workers)
+    assert "raised Unspeakable: its message cannot be shown (SystemError)" in message
+
+
+def test_a_value_that_refuses_everything_is_told(sample: Callable[..., RewardInput]) -> None:
+    message = error_of(lambda *_, **__: Hostile(), sample())
+    assert "gave a value whose repr raises SystemError, which is not one number (SystemError: no float)" in message
+
+
+def test_a_detail_that_cannot_be_text_is_told(sample: Callable[..., RewardInput]) -> None:
+    message = error_of(lambda *_, **__: {"score": 1.0, "why": NoText()}, sample())
+    assert "as its 'why', which cannot be made text (SystemError: no text)" in message
+
+
+def test_a_detail_with_a_lone_surrogate_can_be_stored(sample: Callable[..., RewardInput]) -> None:
+    (result,) = compute([lambda *_, **__: {"score": 1.0, "why\ud800": "a\udc80ü"}], [sample()])
+    assert result.details == {"f/why\\ud800": "a\\udc80ü"}
+    assert "\n".join([*result.details, *result.details.values()]).encode("utf-8")

@@ -26,6 +26,7 @@ from verl.rewards.inputs import RewardInput, RewardResult, ScoredText, TextScore
 
 _SHOWN_RESPONSE = 200
 _SHOWN_VALUE = 80
+_LARGEST_TOTAL = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class RewardComputer:
 
         Raises:
             RewardError: A function raised or gave something that is not a finite number, nothing
-                applies to a sample, or the reward model gave a score that is not finite.
+                applies to a sample, the reward model gave a score that is not finite, or a weighted sum is
+                beyond the range of float32, in which advantages are computed.
         """
         if self.num_workers == 1:
             outcomes = [[await _evaluate(f, sample) for f in self.functions] for sample in samples]
@@ -132,7 +134,22 @@ class RewardComputer:
                 f"No reward applies to {_describe(sample)}: every function ({names}) returned None.\n"
                 "Add a function for this data source, or remove its rows from the data."
             )
-        return RewardResult(math.fsum(terms), parts, details)
+        return RewardResult(_total(sample, terms, parts), parts, details)
+
+
+def _total(sample: RewardInput, terms: Sequence[float], parts: Mapping[str, float]) -> float:
+    try:
+        total = math.fsum(terms)
+    except (OverflowError, ValueError):  # a partial sum beyond float64, or infinite terms of both signs
+        total = math.inf
+    if not abs(total) <= _LARGEST_TOTAL:
+        shown = ", ".join(f"{name}={value:g}" for name, value in parts.items())
+        raise RewardError(
+            f"The weighted sum of the rewards for {_describe(sample)} is beyond the range of float32 "
+            f"(\u00b1{_LARGEST_TOTAL:.2g}); the parts are {shown}.\n"
+            "Scale the functions or their weights so that the sum stays small."
+        )
+    return total
 
 
 async def _first_failure_or_all(tasks: Sequence[asyncio.Task[_Outcome]]) -> None:
@@ -193,12 +210,37 @@ def _outcome(function: RewardFunction, sample: RewardInput, value: Any) -> _Outc
     for key, item in value.items():
         if key == "score" or item is None:
             continue
+        name = _text(f"{function.name}/{key}")
         if isinstance(item, SupportsFloat):
-            parts[f"{function.name}/{key}"] = _number(function, sample, item, f"its {key!r}")
+            parts[name] = _number(function, sample, item, f"its {key!r}")
         else:
-            details[f"{function.name}/{key}"] = str(item)
+            details[name] = _detail(function, sample, item, key)
     score = None if value["score"] is None else _number(function, sample, value["score"], "its 'score'")
     return _Outcome(score, parts, details)
+
+
+def _detail(function: RewardFunction, sample: RewardInput, value: Any, key: Any) -> str:
+    try:
+        text = str(value)
+    except Exception as error:  # the user's code may raise anything
+        raise _wrong_value(
+            function, sample, f"{_shown(value)} as its {key!r}, which cannot be made text ({_reason(error)})"
+        ) from error
+    return _text(text)
+
+
+def _text(text: str) -> str:
+    """`text` in UTF-8: lone surrogates, which no file can hold, as `\\udc80`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _reason(error: BaseException) -> str:
+    """Type and message of an error of the user's, whose own `__str__` may fail."""
+    try:
+        message = str(error)
+    except Exception as second:
+        message = f"its message cannot be shown ({type(second).__name__})"
+    return _text(f"{type(error).__name__}: {message}")
 
 
 def _number(function: RewardFunction, sample: RewardInput, value: Any, what: str) -> float:
@@ -213,8 +255,8 @@ def _number(function: RewardFunction, sample: RewardInput, value: Any, what: str
         )
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise _wrong_value(function, sample, f"{_shown(value)}, which is not one number ({error})") from error
+    except Exception as error:  # the user's code, or that of an array library, may raise anything
+        raise _wrong_value(function, sample, f"{_shown(value)}, which is not one number ({_reason(error)})") from error
     if not math.isfinite(number):
         raise _wrong_value(function, sample, f"{number} where {what} must be a finite number")
     return number
@@ -231,7 +273,7 @@ def _raised(function: RewardFunction, sample: RewardInput, error: BaseException)
     frame = blamed_frame(error, function.origin.rpartition(":")[0])
     where = f"  {frame.filename}:{frame.lineno}: {frame.line}\n" if frame else ""
     return (
-        f"Reward function {function.name!r} ({function.origin}) raised {type(error).__name__}: {error}\n"
+        f"Reward function {function.name!r} ({function.origin}) raised {_reason(error)}\n"
         f"{where}for {_describe(sample)}.\n"
         "Mend the function: a wrong or unreadable answer should give a number such as 0.0, and None says that the "
         "function does not apply."
@@ -246,5 +288,8 @@ def _describe(sample: RewardInput) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # the user's code may raise anything
+        return f"a value whose repr raises {type(error).__name__}"
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}..."
