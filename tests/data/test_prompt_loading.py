@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl.config.schema import DataConfig
 from verl.data import PromptDataset, load_train_prompts, load_val_prompts
-from verl.errors import DataError
+from verl.errors import DataError, ModelError
 from verl.testing.models import tiny_tokenizer
 
 
@@ -286,3 +286,14 @@ def test_the_fingerprint_follows_the_content(write_rows, tokenizer):
     assert fingerprint("a.jsonl", [{**rows[0], "answer": "3"}, rows[1]]) != first
     assert fingerprint("a.jsonl", [{**rows[0], "prompt": "c"}, rows[1]]) != first
     assert fingerprint("a.jsonl", [{**rows[0], "extra_info": {"k": 1}}, rows[1]]) != first
+
+
+@pytest.mark.parametrize("bad_rows", ["error", "skip"])
+@pytest.mark.parametrize("template", ["hello\n{% for m in %}", "hello\n{{ messages | no_such_filter }}"])
+def test_a_template_that_is_wrong_in_itself_is_not_blamed_on_a_row(write_rows, tokenizer, template, bad_rows):
+    tokenizer.chat_template = template
+    path = write_rows("a.jsonl", [{"prompt": "1+1?"}])
+    with pytest.raises(ModelError, match=r"^the tokenizer's chat template is not valid, line 2: ") as caught:
+        load(tokenizer, train_files=[str(path)], bad_rows=bad_rows)
+    assert "chat_template.jinja" in str(caught.value)
+    assert "row" not in str(caught.value)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import jinja2
 import numpy as np
 
 from verl.data.prompts import Row
 from verl.data.rows import BadRowError
-from verl.errors import DataError
+from verl.errors import DataError, ModelError
 from verl.tracing.conversation import ChatTokenizer, RefusedConversationError, render_conversation
 
 _CHUNK_ROWS = 1024
@@ -44,6 +45,9 @@ def encode_rows(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterator[Encoded]:
 
     With a chat template: the template with the opening of the assistant's turn. Without one: the
     contents joined by blank lines, with the special tokens that the tokenizer puts in front.
+
+    Raises:
+        ModelError: The chat template itself is wrong, which no row can help.
     """
     has_template = bool(tokenizer.chat_template)
     for begin in range(0, len(rows), _CHUNK_ROWS):
@@ -68,7 +72,16 @@ def _render(row: Row, tokenizer: Tokenizer) -> str | BadRowError:
     try:
         return render_conversation(row.messages, tokenizer, add_generation_prompt=True)
     except RefusedConversationError as error:
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            raise _wrong_template(error.__cause__) from error
         return BadRowError(str(error))
+
+
+def _wrong_template(error: jinja2.TemplateSyntaxError) -> ModelError:
+    return ModelError(
+        f"the tokenizer's chat template is not valid, line {error.lineno}: {error.message}.\n"
+        "Correct it in the model's folder (chat_template.jinja, or `chat_template` in tokenizer_config.json)."
+    )
 
 
 def _encode(texts: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> list[list[int]]:
