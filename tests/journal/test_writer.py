@@ -428,3 +428,13 @@ def test_a_journal_deleted_under_the_writer_is_noticed(tmp_path: Path) -> None:
         journal.sync()
     with pytest.raises(JournalError, match="was deleted"):
         journal.close()
+
+
+@pytest.mark.parametrize("step", [2**63, -(2**63), 10**5000], ids=["above", "below", "far above"])
+def test_a_step_beyond_64_bits_is_refused_before_it_is_written(tmp_path: Path, step: int) -> None:
+    with JournalWriter(tmp_path, attempt=1) as journal:
+        with pytest.raises(ValueError, match="is too large: a step has 64 bits"):
+            journal.append("metrics", step, metrics={"loss/policy_loss": 1.0})
+        journal.append("metrics", 2**63 - 1, metrics={"loss/policy_loss": 1.0})
+    reader = JournalReader(tmp_path)
+    assert [record.step for record in reader.records()] == [2**63 - 1]

@@ -30,7 +30,7 @@ SCHEMA_VERSION = 1
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longest line that a writer writes and a reader reads (a reader's memory is bounded by it)."""
 
-_LARGEST_STEP = 2**63 - 1
+LARGEST_STEP = 2**63 - 1
 _RESERVED = frozenset({"v", "seq", "t", "attempt", "kind", "step"})
 
 
@@ -213,7 +213,7 @@ def decode(line: bytes) -> Record:
     if not (type(v) is type(seq) is type(attempt) is int and type(kind) is str):
         raise MalformedRecordError("v, seq and attempt must be whole numbers and kind a text")
     if type(t) not in (float, int) or not (
-        step is None or (type(step) is int and -_LARGEST_STEP <= step <= _LARGEST_STEP)
+        step is None or (type(step) is int and -LARGEST_STEP <= step <= LARGEST_STEP)
     ):
         raise MalformedRecordError("t must be a number and step null or a whole number of 64 bits")
     if b'"NaN"' in line or b'Infinity"' in line:

@@ -18,6 +18,7 @@ from verl.errors import JournalError
 from verl.journal.failures import journal_error
 from verl.journal.locks import OwnedLock
 from verl.journal.records import (
+    LARGEST_STEP,
     MAX_LINE_BYTES,
     SCHEMA_VERSION,
     Draft,
@@ -129,7 +130,7 @@ class JournalWriter:
         Raises:
             JournalError: The disk is full or failed (nothing of the record was written, the call can
                 be repeated), the writer is closed, or this process was forked from the writer's.
-            ValueError: Unknown kind, a step that is no whole number, or a metric that is no number.
+            ValueError: Unknown kind, a step that is no whole number of 64 bits, or a metric that is no number.
         """
         kind, step = _checked(kind, step)
         fields, body = self._encoded(kind, fields)
@@ -286,6 +287,9 @@ def _checked(kind: str, step: int | None) -> tuple[str, int | None]:
             step = operator.index(step)
         except TypeError:
             raise ValueError(f"Step {step!r} ({type(step).__name__}) is not a whole number.") from None
+    if step is not None and not -LARGEST_STEP <= step <= LARGEST_STEP:
+        shown = step if step.bit_length() < 256 else f"of {step.bit_length()} bits"
+        raise ValueError(f"Step {shown} is too large: a step has 64 bits (from -(2**63 - 1) to 2**63 - 1).")
     return kind, step
 
 
