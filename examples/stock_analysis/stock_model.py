@@ -99,7 +99,7 @@ class Phase:
 PHASES = (
     Phase((2,), ("highest", "lookup", "lookup", "trend"), 60, 3e-3, None, is_random=False),
     Phase((2, 3, 4), ("highest", "lookup", "lookup", "trend"), 240, 3e-3, 0.96, is_random=False),
-    Phase((4,), KINDS, 80, 1e-3, None, is_random=True),
+    Phase((4,), KINDS, 100, 1e-3, None, is_random=True),
 )
 _BATCH_SIZE = 128
 _PROBE_SIZE = 192
@@ -168,7 +168,7 @@ def encode(
     prompts = _prompt_ids(tokenizer, questions)
     endings = tokenizer([f"{answer}<eos>" for answer in answers], add_special_tokens=False)["input_ids"]
     length = max(len(prompt) + len(ending) for prompt, ending in zip(prompts, endings, strict=True))
-    input_ids = torch.full((len(prompts), length), tokenizer.pad_token_id)
+    input_ids = torch.full((len(prompts), length), _SPECIAL.index("<pad>"))
     labels = torch.full((len(prompts), length), IGNORED)
     for row, (prompt, ending) in enumerate(zip(prompts, endings, strict=True)):
         both = torch.tensor(prompt + ending)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from vega_datasets import local_data
 
 KINDS = ("highest", "lookup", "trend")
+MIX = ("highest", "lookup", "trend", "highest", "lookup")
+"""Kinds in the data files, in turn: fewer of those that a coin gets right half the time."""
 LETTERS = "ABCD"
 DIRECTIONS = ("rise", "fall")
 MIN_DOLLARS, MAX_DOLLARS = 10, 99
@@ -65,8 +67,8 @@ class Question:
 
 def load_quotes() -> list[Quote]:
     """Reads all monthly prices that have two digits in whole dollars."""
-    rows = local_data.stocks().itertuples()
-    quotes = (Quote(row.symbol, f"{row.date:%Y-%m}", float(row.price)) for row in rows)
+    rows = local_data.stocks().to_dict("records")
+    quotes = (Quote(row["symbol"], f"{row['date']:%Y-%m}", float(row["price"])) for row in rows)
     return sorted(quote for quote in quotes if MIN_DOLLARS <= quote.dollars <= MAX_DOLLARS)
 
 
@@ -107,7 +109,7 @@ def make_questions(
 def make_distinct_questions(
     quotes: Sequence[Quote], num_questions: int, num_listed: int, rng: random.Random, taken: Collection[str]
 ) -> list[Question]:
-    """Draws questions of all kinds in turn, whose texts differ from each other and from those in `taken`.
+    """Draws questions with the kinds of `MIX` in turn, whose texts differ from each other and from those in `taken`.
 
     Raises:
         ValueError: `quotes` do not hold enough different prices for so many questions.
@@ -116,7 +118,7 @@ def make_distinct_questions(
     for _ in range(_MAX_TRIES + 2 * num_questions):
         if len(found) == num_questions:
             return list(found.values())
-        kind = KINDS[len(found) % len(KINDS)]
+        kind = MIX[len(found) % len(MIX)]
         (question,) = make_questions(quotes, (kind,), 1, num_listed, rng)
         if question.text not in taken:
             found.setdefault(question.text, question)
