@@ -69,7 +69,7 @@ def plain_update(policy: PolicyModel, batch: ModelBatch) -> None:
     )
     logprobs_BLV = torch.log_softmax(output.logits[:, :-1].float(), dim=-1)
     with torch.no_grad():
-        -(logprobs_BLV.exp() * logprobs_BLV).sum(-1)
+        torch.linalg.vecdot(logprobs_BLV.exp(), logprobs_BLV)  # the entropy, which both sides compute
     chosen_BL = logprobs_BLV.gather(2, batch.input_ids_BL[:, 1:, None]).squeeze(2)
     ppo_loss(chosen_BL.gather(1, batch.predictor_BT), batch.response_mask_BT).backward()
 

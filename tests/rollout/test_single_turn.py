@@ -42,7 +42,7 @@ def test_seeds_are_a_function_of_what_is_sampled_and_not_of_the_order():
 def test_a_prompt_that_comes_twice_is_sampled_anew():
     requests = build_requests([prompt(4), prompt(4)], 2, SAMPLING, seed=1, step=2)
     assert len({r.request.seed for r in requests}) == 4
-    assert [r.rollout_n for r in requests] == [0, 1, 0, 1]
+    assert [r.rollout_n for r in requests] == [0, 1, 2, 3]
 
 
 def test_the_seed_never_changes_between_versions():

@@ -41,7 +41,7 @@ def build_requests(
 ) -> list[SampleRequest]:
     """`n` requests per prompt, group by group in the order of the prompts.
 
-    A prompt that comes twice in the batch gets other seeds the second time.
+    A prompt that comes twice in the batch gets other numbers and seeds the second time.
 
     Example: two prompts and `n=3` give six requests: the first three share prompt 0.
     """
