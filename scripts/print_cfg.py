@@ -12,11 +12,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from verl.config import parse_arguments, render, run_command
+from verl.config.command_line import write_output
 
 
 def main() -> int:
     """Prints the configuration of the command line; returns 0."""
-    sys.stdout.write(render(parse_arguments(sys.argv[1:], prog="print_cfg.py")))
+    write_output(render(parse_arguments(sys.argv[1:], prog="print_cfg.py")))
     return 0
 
 

@@ -76,3 +76,12 @@ def test_help_says_how_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None
         parse_arguments(["--help"], prog="something")
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: something [-h] [--config FILE] [key=value ...]")
+
+
+# What a message may hold
+
+
+def test_a_message_shows_no_secrets_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    error = VerlError("token=hf_abcdefghij0123456789 \x1b[2J\rgone\x07\x9b31m\u202e\n\tnext: ü")
+    assert run_command(raising(error)) == 1
+    assert capsys.readouterr().err == "verl: error: token=*** \\x1b[2J\\x0dgone\\x07\\x9b31m\\u202e\n\tnext: ü\n"

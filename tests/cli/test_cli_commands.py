@@ -224,3 +224,30 @@ def test_a_closed_stdout_ends_quietly(unbuffered: str) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+# Where stdout and stderr lead
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    return run("sh", "-c", line.replace("verl", f"{sys.executable} -m verl.cli.main", 1))
+
+
+@pytest.mark.parametrize("command", ["verl --version", "verl config", "verl config --help"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_about_the_end(command: str, closed: str) -> None:
+    done = shell(f"{command} {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
+    assert shell("verl config nope=1 >&- 2>&-").returncode == 2
+    assert shell("verl config nope=1 2>/dev/full").returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["verl --version", "verl config", "verl config --describe", "verl config --help"])
+def test_output_to_a_full_disk_is_one_sentence(command: str) -> None:
+    done = shell(f"{command} >/dev/full")
+    assert done.stderr == "verl: error: the output cannot be written to stdout: No space left on device\n"
+    assert done.returncode == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl.config import PPOConfig
+from verl.config import PPOConfig, load_config
 from verl.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -189,3 +189,46 @@ def test_all_contradictions_are_told_at_once() -> None:
         }
     )
     assert message.startswith("3 problems in the configuration:\n  - ")
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed"),
+    [
+        ("trainer.num_threads=100000", "a whole number of at least 1 and at most 1024, or null"),
+        ("trainer.seed=-1", "a whole number of at least 0 and at most 9223372036854775807"),
+        ("data.seed=9223372036854775808", "a whole number of at least 0 and at most 9223372036854775807"),
+        ("actor_rollout_ref.rollout.top_k=2147483648", "a whole number of at least 0 and at most 2147483647"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.top_k=2147483648",
+            "a whole number of at least 0 and at most 2147483647",
+        ),
+        (
+            "actor_rollout_ref.rollout.temperature=1.0e-09",
+            "0 (greedy) or at least 0.001: logits divided by less overflow",
+        ),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.temperature=0.0009",
+            "0 (greedy) or at least 0.001: logits divided by less overflow",
+        ),
+        ('trainer.log_dir="a\\0b"', "a folder; no folder has a null character in its name"),
+    ],
+)
+def test_what_a_machine_cannot_take_is_refused(override: str, allowed: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, [override])
+    assert str(raised.value).startswith(f"`{key}` must be {allowed}; given: {value}")
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    config = load_config(
+        None,
+        [
+            "trainer.num_threads=1024",
+            "trainer.seed=9223372036854775807",
+            "actor_rollout_ref.rollout.top_k=2147483647",
+            "actor_rollout_ref.rollout.temperature=0.001",
+            "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+        ],
+    )
+    assert config.trainer.seed == 2**63 - 1

@@ -152,3 +152,11 @@ def test_nothing_else_in_the_package_reads_the_environment() -> None:
 )
 def test_a_run_without_a_name_gets_one(values: dict[str, str], expected: str) -> None:
     assert experiment_name(PPOConfig(**values), NOW) == expected
+
+
+def test_the_home_of_a_user_whom_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.log_dir must be a folder; given: '~no-such-user/x'"):
+        resolve_log_dir(PPOConfig(log_dir="~no-such-user/x"), datetime.now())
+    monkeypatch.setenv("VERL_LOG_DIR", "~no-such-user/x")
+    with pytest.raises(ConfigError, match="the environment variable VERL_LOG_DIR must be a folder"):
+        resolve_log_dir(PPOConfig(), datetime.now())

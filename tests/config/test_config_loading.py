@@ -328,7 +328,10 @@ def test_keys_of_list_items_are_checked() -> None:
         ("trainer.total_steps=0", "`trainer.total_steps` must be a whole number of at least 1, or null; given: 0"),
         ("trainer.total_steps=ten", "`trainer.total_steps` must be a whole number of at least 1, or null; given: ten"),
         ("trainer.total_steps=1.5", "`trainer.total_steps` must be a whole number of at least 1, or null; given: 1.5"),
-        ("trainer.seed=true", "`trainer.seed` must be a whole number; given: true"),
+        (
+            "trainer.seed=true",
+            "`trainer.seed` must be a whole number of at least 0 and at most 9223372036854775807; given: true",
+        ),
         ("trainer.async_log=3", "`trainer.async_log` must be true or false; given: 3"),
         ("trainer.device=tpu", "`trainer.device` must be one of `auto`, `cpu`, `cuda`; given: tpu"),
         ("algorithm.gamma=1.5", "`algorithm.gamma` must be a number of at least 0 and at most 1; given: 1.5"),
@@ -382,3 +385,36 @@ def test_secrets_are_never_shown() -> None:
     assert "hunter2" not in message
     assert "abcdef1234567890" not in message
     assert "***" in message
+
+
+# What no YAML, no text and no number is
+
+
+def test_an_interpolation_that_is_cut_short_is_told() -> None:
+    message = message_of(None, "trainer.project_name=${")
+    assert message.startswith("the value of `trainer.project_name` holds a `${` that refers to nothing")
+    assert "Write ${other.key} or ${oc.env:NAME,default}" in message
+
+
+def test_a_number_of_thousands_of_digits_is_told(write_yaml: WriteYaml) -> None:
+    digits = "1" + "0" * 5000
+    assert "the value of `trainer.seed` is not valid YAML (Exceeds the limit" in message_of(
+        None, f"trainer.seed={digits}"
+    )
+    assert "Exceeds the limit" in message_of(write_yaml(f"trainer: {{seed: {digits}}}\n"))
+    message = message_of(None, "data.max_val_samples=0x" + "f" * 5000)  # YAML reads hexadecimal of any length
+    assert message == (
+        "`data.max_val_samples` must be a whole number of at least 1, or null, in 64 bits;"
+        " given: a value of type int too large to be shown (on the command line)"
+    )
+
+
+@pytest.mark.parametrize("override", ["trainer.project_name=a\udcff", "trainer.\udcff=1", "\udcff"])
+def test_an_override_that_is_not_utf8_is_told(override: str) -> None:
+    assert message_of(None, override).endswith("is not text in UTF-8")
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "trainer: {seed: " + "[ " * 5000 + "]" * 5000 + "}"])
+def test_yaml_that_is_nested_too_deeply_is_told(text: str, write_yaml: WriteYaml) -> None:
+    file = write_yaml(text)
+    assert message_of(file) == f"{file}: brackets or groups are nested too deeply to be read as YAML"

@@ -95,7 +95,10 @@ def test_dump_copy_and_pickle_keep_a_configuration() -> None:
             {"rollout_batch_size": 0},
             "`data.train_batch_size` must be a whole number of at least 1; given: 0 (as `rollout_batch_size`)",
         ),
-        ({"trainer": {"seed": "x"}}, "`trainer.seed` must be a whole number; given: x"),
+        (
+            {"trainer": {"seed": "x"}},
+            "`trainer.seed` must be a whole number of at least 0 and at most 9223372036854775807; given: x",
+        ),
         ({"algorithm": {"type": None}}, "`algorithm.type` must be a recipe, one of `ppo`, `grpo`; given: null"),
         ({"log_interval": 1, "trainer": {"log_step_interval": 2}}, "`log_interval` sets `trainer.log_step_interval`"),
         ({"trainer": {"seed": 1}, "trainer.seed": 1}, "`trainer.seed` is given twice; keep one"),
@@ -126,7 +129,9 @@ def test_a_wrong_group_keyword_lists_all_problems() -> None:
 
 def test_a_wrong_assignment_is_a_config_error_and_changes_nothing() -> None:
     config = PPOConfig()
-    with pytest.raises(ConfigError, match="TrainerConfig: `seed` must be a whole number; given: x"):
+    with pytest.raises(
+        ConfigError, match="TrainerConfig: `seed` must be a whole number of at least 0 and at most 9223372036854775807"
+    ):
         config.trainer.seed = "x"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="`sede` is not a key; did you mean `seed`"):
         setattr(config.trainer, "sede", 1)  # noqa: B010

@@ -188,7 +188,7 @@ def test_describe_names_every_key_with_default_and_meaning() -> None:
         assert f"  {path}  (" in text
         assert key.description in text
         assert key.description, path
-    assert "trainer.seed  (default 0; a whole number)" in text
+    assert "data.train_batch_size  (default 32; a whole number of at least 1)" in text
     assert "reward.functions[].path  (must be given; text)" in text
     assert "arXiv:2402.03300" in text
 

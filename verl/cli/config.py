@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from verl.config.command_line import Parser, add_config_arguments, read_arguments
+from verl.config.command_line import Parser, add_config_arguments, read_arguments, write_output
 from verl.errors import ConfigError
 
 
@@ -33,7 +31,7 @@ def run(argv: list[str]) -> int:
         # Before the other overrides, where algorithm.type=... on the same command line still wins.
         recipe = [f"algorithm.type={arguments.recipe}"] if arguments.recipe is not None else []
         text = render(load_config(arguments.config, [*recipe, *arguments.overrides]))
-    sys.stdout.write(text)
+    write_output(text)
     return 0
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from verl.config.command_line import Parser
+from verl.config.command_line import Parser, write_output
 
 
 def run(argv: list[str]) -> int:
@@ -24,5 +23,5 @@ def run(argv: list[str]) -> int:
     # torch loads here, so that --help answers at once.
     from verl.trainer.export import export
 
-    sys.stdout.write(f"{export(arguments.checkpoint, arguments.to)}\n")
+    write_output(f"{export(arguments.checkpoint, arguments.to)}\n")
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from verl.config.command_line import run_command
+from verl.config.command_line import run_command, write_output
 from verl.config.nearest import nearest_name
 from verl.errors import ConfigError
 from verl.version import __version__
@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_help())
+        write_output(_help())
         return 0
     name, *rest = arguments
     if name in ("-V", "--version", "version"):
-        sys.stdout.write(f"verl {__version__}\n")
+        write_output(f"verl {__version__}\n")
         return 0
     if name not in COMMANDS:
         raise ConfigError(_unknown(name))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from verl.config.command_line import Parser
+from verl.config.command_line import Parser, write_output
 
 
 def run(argv: list[str]) -> int:
@@ -19,7 +17,9 @@ def run(argv: list[str]) -> int:
         for spec in CATALOGUE.values()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = []
     for *cells, meaning in rows:
         padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        sys.stdout.write(f"{padded}  {meaning}\n")
+        lines.append(f"{padded}  {meaning}\n")
+    write_output("".join(lines))
     return 0

@@ -19,6 +19,12 @@ ENGINES = ("hf",)
 MULTI_TURN_ENGINES: tuple[str, ...] = ()
 """Those of them that can play several turns."""
 
+LARGEST_NUMBER = 2**63 - 1
+"""The largest whole number of 64 bits, in which seeds and steps are kept."""
+
+LOWEST_TEMPERATURE = 1e-3
+"""Lowest temperature above 0: logits divided by less overflow."""
+
 MODEL_PART = "model_score"
 """Name of the reward model's part of the reward, beside the names of the reward functions."""
 
@@ -29,6 +35,13 @@ def betas(value: tuple[float, float]) -> tuple[float, float]:
     """AdamW needs both betas in [0, 1)."""
     if not all(0 <= beta < 1 for beta in value):
         raise ValueError("must be 2 numbers of at least 0 and below 1")
+    return value
+
+
+def temperature(value: float) -> float:
+    """Greedy, or a temperature that logits can be divided by."""
+    if 0 < value < LOWEST_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy) or at least {LOWEST_TEMPERATURE}: logits divided by less overflow")
     return value
 
 
@@ -46,6 +59,8 @@ def log_dir(value: str | None) -> str | None:
         return value
     if not value.strip():
         raise ValueError("must be a folder; null chooses one (VERL_LOG_DIR, else a time stamp)")
+    if "\0" in value:
+        raise ValueError("must be a folder; no folder has a null character in its name")
     unknown = [name for name in re.findall(r"\{(.*?)\}", value) if name != "rank"]
     if unknown:
         raise ValueError(f"may contain `{{rank}}` but no other placeholder, such as `{{{unknown[0]}}}`")

@@ -111,12 +111,16 @@ def wants_color() -> bool:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps the models that it has loaded."""
+    """Where huggingface_hub keeps the models that it has loaded.
+
+    Raises:
+        ConfigError: `~` names a user whom there is not.
+    """
     given = variable("HF_HUB_CACHE")
     if given is not None:
-        return Path(given).expanduser()
+        return _folder(given, "HF_HUB_CACHE")
     home = variable("HF_HOME")
-    return (Path.home() / ".cache" / "huggingface" if home is None else Path(home).expanduser()) / "hub"
+    return (Path.home() / ".cache" / "huggingface" if home is None else _folder(home, "HF_HOME")) / "hub"
 
 
 def resolve_log_dir(config: Settings, now: datetime) -> Path:
@@ -128,13 +132,23 @@ def resolve_log_dir(config: Settings, now: datetime) -> Path:
     Args:
         config: The configuration, for its `trainer.log_dir`.
         now: Local time of the start of the run.
+
+    Raises:
+        ConfigError: `~` names a user whom there is not.
     """
     given = config.trainer.log_dir or variable("VERL_LOG_DIR")
     if given is None:
         return Path("logs") / now.strftime("%Y%m%d_%H%M%S")
     if "{rank}" in given:
         given = given.replace("{rank}", str(process_rank().rank))
-    return Path(given).expanduser()
+    return _folder(given, "trainer.log_dir" if config.trainer.log_dir else "the environment variable VERL_LOG_DIR")
+
+
+def _folder(given: str, setting: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{setting} must be a folder; given: {given!r}, of which ~ is unknown ({error})") from None
 
 
 def _number(name: str, default: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from verl.config.aliases import ALIAS_TARGETS
 from verl.config.keys import groups_of, keys_of
@@ -79,7 +79,9 @@ def read_yaml(file: Path) -> dict[Any, Any]:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)  # type: ignore[return-value]
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_error(file, error)) from None
-    except OmegaConfBaseException as error:
+    except RecursionError:
+        raise ConfigError(f"{file}: brackets or groups are nested too deeply to be read as YAML") from None
+    except (OmegaConfBaseException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{file}: {_first_line(error)}") from None
 
 
@@ -116,6 +118,9 @@ def _override_layer(overrides: Sequence[str]) -> Layer:
     settings: dict[str, Any] = {}
     problems: list[Problem] = []
     for override in overrides:
+        if not _is_utf8(override):
+            problems.append(Problem(override, f"`{shown(override)}` is not text in UTF-8"))
+            continue
         key, equals, text = override.partition("=")
         key = key.strip()
         if not equals or not key or key.startswith("-"):
@@ -123,7 +128,7 @@ def _override_layer(overrides: Sequence[str]) -> Layer:
             continue
         try:
             value = _value(key, text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             problems.append(_unreadable_value(key, text, error))
             continue
         # Flat first, so that a mapping sets single keys; then the last of equal keys wins, as in a shell
@@ -143,13 +148,26 @@ def _value(key: str, text: str) -> Any:
     return text.strip() if is_text and isinstance(value, int | float) else value
 
 
+def _is_utf8(text: str) -> bool:
+    """Whether `text` came in as UTF-8: Python turns other bytes of a command line into lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _no_override(override: str) -> Problem:
     if override.startswith("-"):
         return Problem(override, f"`{shown(override)}` is not an option; settings are key=value, without dashes")
     return Problem(override, f"`{shown(override)}` is not a setting: write key=value, such as trainer.total_steps=100")
 
 
-def _unreadable_value(key: str, text: str, error: yaml.YAMLError) -> Problem:
+def _unreadable_value(key: str, text: str, error: Exception) -> Problem:
+    if isinstance(error, GrammarParseError):
+        return Problem(
+            key,
+            f"the value of `{key}` holds a `${{` that refers to nothing ({_first_line(error)}); given: {shown(text)}."
+            " Write ${other.key} or ${oc.env:NAME,default}, and `\\${` for the characters themselves",
+        )
+    if isinstance(error, RecursionError):
+        return Problem(key, f"the value of `{key}` is nested too deeply; given: {shown(text)}")
     reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else _first_line(error)
     return Problem(
         key,
@@ -209,4 +227,5 @@ def _unresolved(key: str, value: Any, error: OmegaConfBaseException, layers: Seq
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    # Python's advice on long numbers is for programmers.
+    return str(error).strip().partition("\n")[0].partition("; use sys.")[0]

@@ -51,10 +51,17 @@ def shown(value: Any) -> str:
     masked = mask(value)
     try:
         text = yaml.safe_dump(masked, default_flow_style=True, width=float("inf"), allow_unicode=True)
-    except yaml.YAMLError:
-        text = repr(masked)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a number of thousands of digits
+        text = _repr(masked)
     text = text.removesuffix("\n...\n").strip()
     return mask_text(text if len(text) <= 200 else text[:197] + "...")
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} too large to be shown"
 
 
 def _message(problems: Sequence[Problem]) -> str:

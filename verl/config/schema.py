@@ -66,12 +66,14 @@ class Group(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_value_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        # In Python True is the number 1, and pydantic takes it as one.
-        if isinstance(value, bool) and info.field_name is not None:
+    def _refuse_what_is_no_number_of_a_machine(cls, value: Any, info: ValidationInfo) -> Any:
+        # In Python True is the number 1, and pydantic takes it as one; and whole numbers have no end.
+        is_too_large = isinstance(value, int) and abs(value) > checks.LARGEST_NUMBER
+        if (isinstance(value, bool) or is_too_large) and info.field_name is not None:
             key = keys_of(cls)[info.field_name]
             if key.is_number:
-                raise ValueError(f"must be {key.allowed}")
+                in_bits = ", in 64 bits" if is_too_large and "at most" not in key.allowed else ""
+                raise ValueError(f"must be {key.allowed}{in_bits}")
         return value
 
 
@@ -88,7 +90,7 @@ class DataConfig(Group):
     overlong_prompts: Literal["error", "drop", "truncate_left", "truncate_right"] = Field(default="error", description="What to do with a prompt that is longer than `max_prompt_length`.")
     bad_rows: Literal["error", "skip"] = Field(default="error", description="Stop on a malformed row, or skip it with a warning that names file and row.")
     shuffle: bool = Field(default=True, description="Shuffle the training prompts anew in each epoch.")
-    seed: int = Field(default=0, description="Seed of the order of the prompts.")
+    seed: int = Field(default=0, ge=0, le=checks.LARGEST_NUMBER, description="Seed of the order of the prompts.")
     max_val_samples: int | None = Field(default=None, ge=1, description="Use only the first so many validation prompts.")
 
 
@@ -146,9 +148,14 @@ class RefConfig(Group):
 
 class ValSamplingConfig(Group):
     n: int = Field(default=1, ge=1, description="Samples per validation prompt.")
-    temperature: float = Field(default=0.0, ge=0, description="0 = greedy.")
+    temperature: float = Field(default=0.0, ge=0, description="0 = greedy; else at least 0.001.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling.")
-    top_k: int = Field(default=0, ge=0, description="0 = all tokens.")
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1, description="0 = all tokens.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, value: float) -> float:
+        return checks.temperature(value)
 
 
 class TraceConfig(Group):
@@ -159,14 +166,19 @@ class TraceConfig(Group):
 class RolloutConfig(Group):
     name: str = Field(default="hf", description="Rollout engine.")
     n: int = Field(default=8, ge=1, description="Samples per prompt (the group).")
-    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; log-probs are taken at the same temperature.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature, 0 (greedy) or at least 0.001; log-probs are taken at the same temperature.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling.")
-    top_k: int = Field(default=0, ge=0, description="0 = all tokens.")
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1, description="0 = all tokens.")
     stop: StringList = Field(default=[], description="Strings that end a response (kept in the response).")
     max_batch_size: int | None = Field(default=None, ge=1, description="Most sequences decoded at once; nothing = all.")
     max_turns: int = Field(default=1, ge=1, description="Most turns of the policy in one trajectory.")
     val_kwargs: ValSamplingConfig = Field(default_factory=ValSamplingConfig, description="Sampling in validation.")
     trace: TraceConfig = Field(default_factory=TraceConfig, description="Mirrors of trajectories.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, value: float) -> float:
+        return checks.temperature(value)
 
 
 class ActorRolloutRefConfig(Group):
@@ -252,9 +264,9 @@ class TrainerConfig(Group):
     test_freq: int | None = Field(default=None, ge=1, description="Steps between validations; one is always done at the end.")
     val_before_train: bool = Field(default=True, description="Validate the untrained policy first.")
     resume_from_checkpoint: str | None = Field(default=None, description="Checkpoint folder, or `auto` for the newest one in the run directory.")
-    seed: int = Field(default=0, description="Seed of sampling and of everything else that is random.")
+    seed: int = Field(default=0, ge=0, le=checks.LARGEST_NUMBER, description="Seed of sampling and of everything else that is random.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to compute.")
-    num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; nothing = all cores.")
+    num_threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads of torch; nothing = all cores.")
     hook_errors: Literal["stop", "warn"] = Field(default="stop", description="What a hook that raises does to the run.")
 
     @field_validator("logger")
