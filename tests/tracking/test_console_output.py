@@ -88,6 +88,28 @@ def test_a_logged_step_is_one_plain_line(plain: ConsoleLogger) -> None:
     )
 
 
+def test_a_counter_of_the_users_own_does_not_move_the_run(plain: ConsoleLogger, live: ConsoleLogger) -> None:
+    for logger in (plain, live):
+        at(logger, 1000.0).log_metrics(STEP, 9)
+        at(logger, 1001.0).log_metrics({"mine/tokens": 1.0}, 450_000)
+        at(logger, 1002.0).log_metrics(STEP, 10)
+    assert lines(plain)[-2] == "step 450000  mine/tokens 1"
+    assert lines(plain)[-1].startswith("step 10/100  ")
+    assert "2.0 s/step  left 3m 00s" in lines(plain)[-1]
+    live.flush()
+    assert "step 10/100" in live.stream.text  # type: ignore[union-attr]
+    assert "450000/" not in live.stream.text  # type: ignore[union-attr]
+
+
+def test_the_run_stays_within_its_steps(live: ConsoleLogger) -> None:
+    live.progress(-5)
+    live.flush()
+    assert "step 0/100" in live.stream.text  # type: ignore[union-attr]
+    live.log_metrics(STEP, 450_000)
+    live.finish("finished")
+    assert "step 100/100" in live.stream.text  # type: ignore[union-attr]
+
+
 def test_validation_is_a_line_of_its_own(plain: ConsoleLogger) -> None:
     results = {"reward_mean": 0.6, "truncated_fraction": 0.0, "stocks/reward_mean": 0.7, "stocks/format": 1.0}
     plain.log_metrics({f"val/{key}": value for key, value in {**results, "loss": 0.3}.items()}, 20)

@@ -123,6 +123,19 @@ def test_a_step_of_any_kind_is_a_whole_number(step: int, tracking: Tracking, tmp
     assert [(type(found), found) for found, _ in metrics(tmp_path)] == [(int, 4)]
 
 
+@pytest.mark.parametrize("step", [2**63, -(2**70), 1e300], ids=["above", "below", "far above"])
+def test_a_step_beyond_64_bits_is_the_current_one_and_one_warning(
+    step: int, tracking: Tracking, tmp_path: Path
+) -> None:
+    tracking.progress(9)
+    tracking.log_metrics({"a": 1.0}, step)
+    tracking.log_metrics({"a": 2.0}, step)
+    assert metrics(tmp_path) == [(9, {"a": 1.0}), (9, {"a": 2.0})]
+    assert [text for text in warnings(tmp_path) if "64 bits" in text] == [
+        "a step has 64 bits; a larger one was given, and step 9 is used"
+    ]
+
+
 @pytest.mark.parametrize("step", ["x", math.nan, [1]])
 def test_a_step_that_is_none_of_these_is_the_current_one_and_a_warning(
     step: object, tracking: Tracking, tmp_path: Path

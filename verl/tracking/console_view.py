@@ -12,7 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from verl.tracking.logger import RunStatus, TrackedRun
-from verl.tracking.run_view import ON_ONE_LINE, REWARD, TELLING, Curve, RunView, TrackerReport, checkpoints_in
+from verl.tracking.run_view import (
+    ON_ONE_LINE,
+    REWARD,
+    TELLING,
+    Curve,
+    RunView,
+    TrackerReport,
+    checkpoints_in,
+    is_of_training,
+)
 from verl.tracking.terminal_text import duration, number, one_line, pace, sparkline
 
 _WIDE = 110
@@ -128,8 +137,11 @@ def step_line(view: RunView, metrics: Mapping[str, float], step: int) -> Text | 
     own = [(key, metrics[key]) for key in view.curves if key in metrics and key not in TELLING]
     if not telling and not own:
         return None
-    total = f"/{view.run.total_steps}" if view.run.total_steps else ""
+    is_training = is_of_training(metrics)
+    total = f"/{view.run.total_steps}" if view.run.total_steps and is_training else ""
     parts = [f"step {step}{total}", *(f"{one_line(name, 40)} {number(value)}" for name, value in telling + own)]
+    if not is_training:
+        return Text("  ".join(parts))
     parts.append(pace(view.seconds_per_step))
     if view.seconds_left is not None:
         parts.append(f"left {duration(view.seconds_left)}")

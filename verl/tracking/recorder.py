@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl.journal import Kind
+from verl.journal.records import LARGEST_STEP
 from verl.tracking.artifact_files import inside, new_artifact_path
 from verl.tracking.delivery import EMBEDDING_TYPE
 from verl.tracking.embedding_parts import embedding_parts
@@ -220,12 +221,14 @@ class Recorder(ABC):
         self._append(Kind.ARTIFACT, step, name=str(name), path=path, type=type, metadata=metadata, **_at(walltime))
 
     def _step_of(self, step: Any) -> int:
-        if type(step) is int:
-            return step
         if step is None:
             return self.step
         try:
-            return int(step)
+            whole = step if type(step) is int else int(step)
+            if -LARGEST_STEP <= whole <= LARGEST_STEP:
+                return whole
+            self.warn_once("step", f"a step has 64 bits; a larger one was given, and step {self.step} is used")
+            return self.step
         except (TypeError, ValueError, OverflowError, RuntimeError):
             self.warn_once("step", f"a step is a whole number, not {step!r}; step {self.step} is used")
             return self.step

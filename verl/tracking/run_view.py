@@ -95,7 +95,8 @@ class RunView:
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS + 1))
 
     def reach(self, step: int, now: float) -> None:
-        """A step is done."""
+        """A step is done: never one before the first or after the last."""
+        step = max(0, step if not self.run.total_steps else min(step, self.run.total_steps))
         if step > self.step or not self._marks:
             self.step = step
             self._marks.append((step, now))
@@ -105,8 +106,10 @@ class RunView:
         self.step = to_step
         self._marks.clear()
 
-    def take(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take in the metrics of a step."""
+    def take(self, metrics: Mapping[str, float], step: int, now: float) -> None:
+        """Take in the metrics of a step; those of a user's own counter say nothing about how far training is."""
+        if is_of_training(metrics):
+            self.reach(step, now)
         for key, value in metrics.items():
             if key in TELLING or key in self.curves or self._has_room_for(key):
                 self.curves.setdefault(key, Curve()).add(value)
@@ -171,6 +174,11 @@ class TrackerReport:
     failures: int
     last_error: str
     is_complete: bool
+
+
+def is_of_training(metrics: Mapping[str, float]) -> bool:
+    """Whether a built-in metric is among them: their step is then one of training."""
+    return any(lookup(key) is not None for key in metrics)
 
 
 def checkpoints_in(directory: Path) -> list[str]:

@@ -70,8 +70,7 @@ class ConsoleLogger(TrainerLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self._has_news = True
-        self._view.reach(step, self.moment.time)
-        self._view.take(metrics, step)
+        self._view.take(metrics, step, self.moment.time)
         if not self._live and (line := step_line(self._view, metrics, step)):
             self._say(line)
         if line := validation_line(metrics, step):
