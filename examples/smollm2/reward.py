@@ -30,13 +30,14 @@ def compute_score(
         extra_info: `question` and `metadata` (JSON) of the entry, for the task's own scorer.
 
     Returns:
-        `score` from 0 to 1 and its parts: `exact` (reasoning-gym's score of the reply), `named` (the right number is
-        in it) and `bare` (it is only a number), each 0 to 1.
+        `score` from 0 to 1 and its parts: `exact` (reasoning-gym scores the reply 1), `named` (the right number is in
+        it) and `bare` (it is only a number), each 0 or 1.
     """
     reply = solution_str.strip().rstrip(".")
     entry = {"question": extra_info["question"], "answer": ground_truth, "metadata": json.loads(extra_info["metadata"])}
     is_bare = _NUMBER.fullmatch(reply) is not None
-    exact = float(_task(data_source.partition("/")[2]).score_answer(reply, entry)) if is_bare else 0.0
+    # The task also gives a part for "12" when "2" is right; that would teach to append digits.
+    exact = float(is_bare and _task(data_source.partition("/")[2]).score_answer(reply, entry) == 1.0)
     named = float(ground_truth in _NUMBER.findall(reply))
     score = EXACT_SHARE * exact + NAMED_SHARE * named + BARE_SHARE * is_bare
     return {"score": score, "exact": exact, "named": named, "bare": float(is_bare)}
