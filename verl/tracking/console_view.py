@@ -20,7 +20,6 @@ from verl.tracking.run_view import (
     RunView,
     TrackerReport,
     checkpoints_in,
-    is_of_training,
 )
 from verl.tracking.terminal_text import duration, number, one_line, pace, sparkline
 
@@ -137,7 +136,7 @@ def step_line(view: RunView, metrics: Mapping[str, float], step: int) -> Text | 
     own = [(key, metrics[key]) for key in view.curves if key in metrics and key not in TELLING]
     if not telling and not own:
         return None
-    is_training = is_of_training(metrics)
+    is_training = view.tells_progress(metrics, step)
     total = f"/{view.run.total_steps}" if view.run.total_steps and is_training else ""
     parts = [f"step {step}{total}", *(f"{one_line(name, 40)} {number(value)}" for name, value in telling + own)]
     if not is_training:

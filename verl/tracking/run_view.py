@@ -92,6 +92,7 @@ class RunView:
     best: tuple[float, int] | None = None
     warnings: int = 0
     last_warning: str = ""
+    _has_training: bool = False
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS + 1))
 
     def reach(self, step: int, now: float) -> None:
@@ -107,9 +108,10 @@ class RunView:
         self._marks.clear()
 
     def take(self, metrics: Mapping[str, float], step: int, now: float) -> None:
-        """Take in the metrics of a step; those of a user's own counter say nothing about how far training is."""
-        if is_of_training(metrics):
+        """Take in the metrics of a step."""
+        if self.tells_progress(metrics, step):
             self.reach(step, now)
+        self._has_training = self._has_training or is_of_training(metrics)
         for key, value in metrics.items():
             if key in TELLING or key in self.curves or self._has_room_for(key):
                 self.curves.setdefault(key, Curve()).add(value)
@@ -119,6 +121,16 @@ class RunView:
         score = metrics.get(BEST)
         if score is not None and not math.isnan(score) and (self.best is None or score > self.best[0]):
             self.best = (score, step)
+
+    def tells_progress(self, metrics: Mapping[str, float], step: int) -> bool:
+        """Whether the step of a record says how far the run is.
+
+        In a run of a trainer only built-in metrics do: a user may count something else beside them. In a loop of the
+        user's own, any record within the steps of the run does.
+        """
+        total = self.run.total_steps
+        is_possible = step >= 0 and (total is None or step <= total)
+        return is_of_training(metrics) or (is_possible and not self._has_training)
 
     def warn(self, text: str) -> None:
         """Count a warning."""
