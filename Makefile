@@ -41,5 +41,5 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[check]"
 	touch $@
 
-clean:  ## Remove the environment and what the example made
-	rm -rf .venv models data logs
+clean:  ## Remove the environment and what the stock-analysis example made; runs in logs/ stay
+	rm -rf .venv models/financial-llm-tiny models/financial-llm-7b data/stock_analysis_*.parquet
