@@ -98,7 +98,7 @@ class Phase:
 
 PHASES = (
     Phase((2,), ("highest", "lookup", "lookup", "trend"), 60, 3e-3, None, is_random=False),
-    Phase((2, 3, 4), ("highest", "lookup", "lookup", "trend"), 240, 3e-3, 0.96, is_random=False),
+    Phase((2, 3, 4), ("highest", "lookup", "lookup", "trend"), 400, 3e-3, 0.9, is_random=False),
     Phase((4,), KINDS, 100, 1e-3, None, is_random=True),
 )
 _BATCH_SIZE = 128
