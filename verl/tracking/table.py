@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from verl.config.nearest import nearest_name
 from verl.errors import TrackerError
-from verl.tracking.logger import TrainerLogger
+from verl.tracking.logger import SHOWABLE, TrainerLogger
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,27 @@ class BuiltinTracker:
 
     Attributes:
         location: `module:Class`. package: The installed package that it cannot do without.
+        is_remote: Whether its ids may come from a server: the start of training waits for them a moment.
     """
 
     location: str
     package: str
+    is_remote: bool = False
 
 
 BUILTIN = {
     "console": BuiltinTracker("verl.tracking.backends.console_logger:ConsoleLogger", "rich"),
     "tensorboard": BuiltinTracker("verl.tracking.backends.tensorboard_logger:TensorboardLogger", "tensorboard"),
+    "wandb": BuiltinTracker("verl.tracking.backends.wandb_logger:WandbLogger", "wandb", is_remote=True),
+    "mlflow": BuiltinTracker("verl.tracking.backends.mlflow_logger:MlflowLogger", "mlflow", is_remote=True),
+    "swanlab": BuiltinTracker("verl.tracking.backends.swanlab_logger:SwanlabLogger", "swanlab", is_remote=True),
+    "trackio": BuiltinTracker("verl.tracking.backends.trackio_logger:TrackioLogger", "trackio"),
 }
 
 IN_TRAINING_PROCESS = ("console",)
 """Those drawn by the training process itself, on the user's own screen; all others are fed by the relay."""
 
 ENTRY_POINT_GROUP = "verl.loggers"
-
-ANNOUNCED = ("wandb", "mlflow", "swanlab", "trackio")
-"""Trackers that people ask for and that this version does not have; their names get a clear answer."""
 
 
 def tracker_locations() -> dict[str, str]:
@@ -68,7 +71,9 @@ def check_tracker(name: str) -> str:
     if ":" not in location:
         raise _unknown(name, sorted(locations))
     if name in BUILTIN and not _is_installed(package := BUILTIN[name].package):
-        raise TrackerError(f"tracker {name!r} needs the package {package!r}: pip install {package}")
+        raise TrackerError(
+            f"tracker {name!r} needs the package {package!r}, which is not installed: pip install {package}"
+        )
     module = location.partition(":")[0]
     if not _is_installed(module):
         raise TrackerError(f"tracker {name!r} is {location}, but there is no module {module!r}: install its package")
@@ -118,12 +123,6 @@ def check_class(candidate: object, name: str) -> type[TrainerLogger]:
 
 def _unknown(name: str, available: list[str]) -> TrackerError:
     names = ", ".join(available)
-    if name.lower() in ANNOUNCED:
-        return TrackerError(
-            f"tracker {name!r} is not part of this version. The journal in the run directory keeps everything that is "
-            f"logged, so nothing is lost by training without it. Available: {names}. Take it out of trainer.logger, or "
-            "write your own tracker and name it as package.module:Class (docs/tracking.md)"
-        )
     nearest = nearest_name(name, available)
     hint = f"Did you mean {nearest!r}? " if nearest else ""
     return TrackerError(
@@ -134,7 +133,7 @@ def _unknown(name: str, available: list[str]) -> TrackerError:
 def support_matrix() -> str:
     """Write which built-in tracker shows which kind of record, as a Markdown table for the docs."""
     classes = {name: load_tracker(name) for name in BUILTIN}
-    kinds = sorted({kind for tracker in classes.values() for kind in tracker.shows})
+    kinds = [kind for kind in SHOWABLE if any(kind in tracker.shows for tracker in classes.values())]
     lines = ["| shows | " + " | ".join(classes) + " |", "|---|" + "---|" * len(classes)]
     lines += [
         f"| {kind} | " + " | ".join("yes" if kind in tracker.shows else "" for tracker in classes.values()) + " |"
