@@ -53,7 +53,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SWANLAB_MODE", "`online`, `offline`, `local` or `disabled`; `online` if not set."),
     Variable("SWANLAB_API_HOST", "Server of SwanLab, for your own; nothing = the public one."),
     Variable("SWANLAB_LOG_DIR", "Folder for the files of SwanLab; the run directory if not set."),
-    Variable("TRACKIO_DIR", "Folder for the databases of trackio.", "trackio"),
+    Variable("TRACKIO_DIR", "Folder for the databases of trackio; $HF_HOME/trackio if not set."),
+    Variable("TRACKIO_SPACE_ID", "Space that trackio logs to; not used here: trackio is written on this machine."),
+    Variable("TRACKIO_SERVER_URL", "Server that trackio logs to; not used here: trackio is written on this machine."),
     Variable("NETRC", "File with logins, `~/.netrc` if not set; `wandb login` writes there."),
     Variable("HTTPS_PROXY", "Proxy of whatever speaks https (HTTP_PROXY for http, NO_PROXY for exceptions).", "all"),
     Variable("HF_HUB_OFFLINE", "1 = never ask the hub, use what is on the disk.", "huggingface_hub"),
@@ -136,8 +138,27 @@ def hub_cache() -> Path:
     given = variable("HF_HUB_CACHE")
     if given is not None:
         return _folder(given, "HF_HUB_CACHE")
+    return hf_home() / "hub"
+
+
+def hf_home() -> Path:
+    """Folder of everything from the hub.
+
+    Raises:
+        ConfigError: `~` names a user whom there is not.
+    """
     home = variable("HF_HOME")
-    return (Path.home() / ".cache" / "huggingface" if home is None else _folder(home, "HF_HOME")) / "hub"
+    return Path.home() / ".cache" / "huggingface" if home is None else _folder(home, "HF_HOME")
+
+
+def trackio_folder() -> Path:
+    """Where trackio keeps its databases.
+
+    Raises:
+        ConfigError: `~` names a user whom there is not.
+    """
+    given = variable("TRACKIO_DIR")
+    return hf_home() / "trackio" if given is None else Path(given)
 
 
 def resolve_log_dir(config: Settings, now: datetime) -> Path:
