@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def relays(path: Path) -> list[psutil.Process]:
     return found
 
 
+def relay_itself(path: Path) -> psutil.Process:
+    """The relay without its feeders."""
+    found = relays(path)
+    (first,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
+    return first
+
+
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
@@ -83,9 +91,10 @@ def journaled(path: Path) -> list[tuple[int | None, float]]:
 
 def shown(path: Path) -> list[tuple[int, float]]:
     accumulator = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    # The accumulator hides superseded scalars but not texts: those are all there, each once.
-    texts = [event.step for event in accumulator.Tensors("sample/text_summary")]
-    assert texts == [record.step for record in JournalReader(path).records({"text"})]
+    # The accumulator hides superseded scalars but not texts, of which some were shown before they were superseded.
+    texts = Counter(event.step for event in accumulator.Tensors("sample/text_summary"))
+    assert sorted(texts) == [record.step for record in JournalReader(path).canonical({"text"})]
+    assert texts <= Counter(record.step for record in JournalReader(path).records({"text"}))
     return [(event.step, event.value) for event in accumulator.Scalars("attempt")]
 
 
@@ -156,7 +165,7 @@ def test_what_two_dead_processes_left_is_completed_by_hand(train, tmp_path: Path
 def test_the_next_attempt_waits_for_the_relay_of_a_killed_one(train, tmp_path: Path) -> None:
     process = train(steps=20)
     until(lambda: bool(relays(tmp_path)))
-    (first,) = relays(tmp_path)
+    first = relay_itself(tmp_path)
     first.suspend()  # a relay that is slow to deliver
     kill(process)
     last = journaled(tmp_path)[-1][0]
@@ -172,7 +181,7 @@ def test_the_next_attempt_waits_for_the_relay_of_a_killed_one(train, tmp_path: P
 def test_an_interrupt_of_the_terminal_does_not_reach_the_relay(tmp_path: Path) -> None:
     with Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path)) as tracking:
         until(lambda: bool(relays(tmp_path)))
-        (relay,) = relays(tmp_path)
+        relay = relay_itself(tmp_path)
         assert os.getsid(relay.pid) != os.getsid(0)
         tracking.log_metrics({"loss": 1.0}, 1)
 
@@ -181,7 +190,7 @@ def test_a_terminated_relay_still_delivers_the_end(tmp_path: Path) -> None:
     """A cluster that ends a job sends SIGTERM to all its processes."""
     with Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path)) as tracking:
         until(lambda: "feeding" in (tmp_path / "relay" / "relay.log").read_text())
-        (relay,) = relays(tmp_path)
+        relay = relay_itself(tmp_path)
         relay.send_signal(signal.SIGTERM)
         tracking.log_metrics({"attempt": 1.0}, 1)
         tracking.log_text("sample", "x", 1)
@@ -192,9 +201,10 @@ def test_a_terminated_relay_still_delivers_the_end(tmp_path: Path) -> None:
 def test_the_relay_never_loads_torch_and_stays_small(train, tmp_path: Path) -> None:
     train(steps=300)
     until(lambda: state_path(RunDirectory.open(tmp_path), "tensorboard").exists() and state(tmp_path).delivered > 100)
-    (relay,) = relays(tmp_path)
-    assert not [file.path for file in relay.memory_maps() if "torch" in file.path]
-    assert relay.memory_info().rss < 120 * 2**20
+    found = relays(tmp_path)
+    assert len(found) == 2
+    assert not [file.path for relay in found for file in relay.memory_maps() if "torch" in file.path]
+    assert sum(relay.memory_full_info().pss for relay in found) < 120 * 2**20
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the relay outlives the training on purpose
@@ -229,9 +239,9 @@ def test_a_relay_that_died_and_a_tracker_that_fails_are_noted_once_while_trainin
 def test_a_relay_that_ends_for_good_is_named_with_its_code(tmp_path: Path) -> None:
     tracking = Tracking("p", "e", ["tensorboard"], log_dir=str(tmp_path))
     until(lambda: "feeding" in (tmp_path / "relay" / "relay.log").read_text())
-    (relay,) = relays(tmp_path)
     (tmp_path / "relay" / "tensorboard.json").unlink(missing_ok=True)
-    relay.kill()
+    for relay in relays(tmp_path):
+        relay.kill()
     until(lambda: not relays(tmp_path))
     content = (tmp_path / "run.json").read_bytes()
     (tmp_path / "run.json").write_text("{")  # the next relay cannot start

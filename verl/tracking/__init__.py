@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verl.tracking.catalogue import CATALOGUE, lookup, sanitize_name
-    from verl.tracking.feed_worker import drain
-    from verl.tracking.logger import Artifact, Embedding, Histogram, Moment, StateLostError, TrackedRun, TrainerLogger
+    from verl.tracking.draining import drain
+    from verl.tracking.logger import (
+        Artifact,
+        Embedding,
+        Histogram,
+        Moment,
+        NewBranchError,
+        StateLostError,
+        TrackedRun,
+        TrainerLogger,
+    )
     from verl.tracking.metrics import MetricBuffer, merge
     from verl.tracking.spec import Direction, MetricSpec, Reduction
     from verl.tracking.table import check_tracker, load_tracker, tracker_locations
@@ -33,13 +42,14 @@ _LAZY = {
     "MetricSpec": "verl.tracking.spec",
     "Moment": "verl.tracking.logger",
     "Reduction": "verl.tracking.spec",
+    "NewBranchError": "verl.tracking.logger",
     "StateLostError": "verl.tracking.logger",
     "TrackedRun": "verl.tracking.logger",
     "Tracking": "verl.tracking.tracking",
     "TrainerLogger": "verl.tracking.logger",
     "Writer": "verl.tracking.writer",
     "check_tracker": "verl.tracking.table",
-    "drain": "verl.tracking.feed_worker",
+    "drain": "verl.tracking.draining",
     "load_tracker": "verl.tracking.table",
     "lookup": "verl.tracking.catalogue",
     "merge": "verl.tracking.metrics",
@@ -56,6 +66,7 @@ __all__ = [
     "MetricBuffer",
     "MetricSpec",
     "Moment",
+    "NewBranchError",
     "Reduction",
     "StateLostError",
     "TrackedRun",

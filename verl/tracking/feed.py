@@ -3,24 +3,36 @@
 The journal is the queue: a tracker reads it at its own pace, a bounded piece at a time, so a slow one delays
 nobody and costs no memory. Its cursor moves only past what the tracker has flushed. When a tracker fails, it is
 closed, and opened again after a while at that cursor: delivery is at least once, and nothing twice for a tracker that
-uses its `state()` to take back what was not acknowledged.
+uses its `state()` to take back what was not acknowledged. What later attempts superseded is not delivered; what was
+superseded after it had been delivered is purged, or the tracker begins anew in a run of its own.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
-from verl.journal import Cursor, JournalReader, Kind, Record, RunDirectory
+from verl.errors import JournalError
+from verl.journal import Cursor, Kind, Record, RunDirectory
 from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
 from verl.journal.records import stream_of
 from verl.tracking.delivery import deliver, deliver_end, is_for_trackers
+from verl.tracking.feed_journal import FeedJournal
 from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
-from verl.tracking.logger import RunStatus, StateLostError, TrackedRun, TrainerLogger
+from verl.tracking.logger import (
+    NewBranchError,
+    ProcessSpoiledError,
+    RunStatus,
+    StateLostError,
+    TrackedRun,
+    TrainerLogger,
+)
 from verl.tracking.patience import Backoff, Patience
 from verl.tracking.table import load_tracker
 
@@ -30,6 +42,7 @@ BATCH_BYTES = 1024 * 1024
 _ONE_RECORD = 1  # as a number of bytes: the journal gives at least one record
 _FEW_RECORDS = 64  # may as well be delivered one by one
 _MOST_PROBES = 8
+_MOST_REBUILDS = 3  # in a row, without anything delivered in between
 _NOTHING_YET = Position()
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Never a record's fault, even if a smaller record fits."""
@@ -43,11 +56,13 @@ class FeedSource:
         directory: Run directory.
         attempt: The attempt being fed; its `finish` record ends the feed.
         total_steps: Steps of the run, if known.
+        proxies: Proxies for single trackers, by their names.
     """
 
     directory: RunDirectory
     attempt: int
     total_steps: int | None = None
+    proxies: Mapping[str, str] = field(default_factory=dict)
 
 
 class Advance(Enum):
@@ -79,10 +94,13 @@ class Feed:
         self._source = source
         self._path = state_path(source.directory, name)
         self._lock = OwnedLock(self._path.with_suffix(".lock"), f"feeds the tracker {name!r} of")
-        self._reader = JournalReader(source.directory)
+        self._journal = FeedJournal(source.directory, name, source.attempt)
         self._logger: TrainerLogger | None = None
-        self._latest_attempt = 0
-        self._problems = 0
+        self._ids: dict[str, Any] = {}
+        self._last_step: int | None = None  # delivered, acknowledged or not
+        self._rebuilds = 0
+        self._since: float | None = None  # when the call began that the tracker is in
+        self._limit = 0.0
         self._patience = patience or Patience()
         self._backoff = Backoff(self._patience)
         self._doing = "open"  # for the message if it fails
@@ -95,8 +113,8 @@ class Feed:
         self._kind = ""  # of the record delivered last
         self._is_known = False  # the tracker works and refuses this kind: no use in waiting between its tries
         self.state = FeedState(name)
-        self.finish_record: Record | None = None
         self.is_done = False
+        self.is_spoiled = False
 
     @classmethod
     def by_name(cls, name: str, source: FeedSource) -> Feed:
@@ -106,7 +124,7 @@ class Feed:
     @property
     def is_overtaken(self) -> bool:
         """Whether a later attempt has begun: the run goes on, and another feed takes over."""
-        return self._latest_attempt > self._source.attempt
+        return self._journal.latest_attempt > self._source.attempt
 
     @property
     def is_up_to_date(self) -> bool:
@@ -117,6 +135,14 @@ class Feed:
     def is_complete(self) -> bool:
         """Whether the tracker has taken everything, to the end."""
         return self.is_done and self.state.num_skipped <= self._skipped_before
+
+    @property
+    def overdue(self) -> str | None:
+        """What the tracker has been doing for longer than it may, in words; to be asked from another thread."""
+        since, limit = self._since, self._limit
+        if since is None or time.monotonic() - since < limit:
+            return None
+        return f"{self._doing}: the tracker did not answer within {limit:.0f} s"
 
     def lock(self) -> None:
         """Take the tracker's state for this process.
@@ -143,9 +169,31 @@ class Feed:
             return Advance.IDLE
         try:
             return self._advance(ending)
+        except StateLostError as error:
+            return self._begin_again(error)
         except Exception as error:
+            self.is_spoiled = isinstance(error, ProcessSpoiledError)
             self._failed(error)
             return Advance.IDLE
+        finally:
+            self._since = None
+
+    def begin_anew(self) -> None:
+        """Forget everything: at the next `advance` the whole run is built again, in a new branch.
+
+        Raises:
+            ValueError: The stored state is damaged.
+        """
+        self._close()
+        self.state = FeedState.load(self._path, self.name)
+        self.state.forget(branch=self.state.branch + 1)
+        self.state.status = FEEDING
+        self._save()
+
+    def give_up(self, reason: str) -> None:
+        """Note that the tracker hangs; its process is about to be ended by the caller."""
+        self.state.fail(self._doing, TimeoutError(reason), RETRYING)
+        self._save()
 
     def leave(self) -> None:
         """Give the state back without an end: the run goes on elsewhere."""
@@ -156,13 +204,14 @@ class Feed:
         if self._logger is None:
             self._open()
         has_more = self._leave_out() if self._tries >= self._patience.tries else self._pump()
-        if (ending or self.finish_record) and self.is_overtaken:
+        finish = self._journal.finish
+        if (ending or finish) and self.is_overtaken:
             self.is_done = True
             self.leave()
             return Advance.DONE
         if has_more:
             return Advance.MORE
-        status = self.finish_record.fields["status"] if self.finish_record else ending
+        status = finish.fields["status"] if finish else ending
         if status is None:
             return Advance.IDLE
         self._finish(status)
@@ -175,17 +224,10 @@ class Feed:
             self.state.attempt, self.state.status = self._source.attempt, FEEDING
             self._skipped_before = self.state.num_skipped
             self._is_loaded = True
-        try:
-            self._logger = self._opened()
-        except StateLostError as error:
-            log.warning("%s: %s; it is built again from the journal", self.name, error)
-            self.state.forget()
-            self._logger = self._opened()
-        self.state.where = self._logger.where()
-        self._save()
-        return self._logger
-
-    def _opened(self) -> TrainerLogger:
+        self._doing = "read the journal"
+        self._journal.look_ahead(self.state.cursor)
+        self._last_step = self.state.last_step
+        self._doing = "open"
         info = self._source.directory.info
         logger = self._make()
         run = TrackedRun(
@@ -196,9 +238,45 @@ class Feed:
             attempt=self._source.attempt,
             total_steps=self._source.total_steps,
             state=self.state.own,
+            branch=self.state.branch,
+            proxy=self._source.proxies.get(self.name),
         )
+        self._begin_call(logger.limits.open)
         logger.open(run)
+        self._since = None
+        self._logger = logger
+        self.state.where = logger.where()
+        self._publish_ids(logger)
+        self._save()
         return logger
+
+    def _begin_again(self, error: StateLostError) -> Advance:
+        """What the tracker had is gone, or cannot be continued: it gets everything from the beginning."""
+        self._rebuilds += 1
+        if self._rebuilds > _MOST_REBUILDS:
+            self._failed(error)
+            return Advance.IDLE
+        log.warning("%s: %s; it is built again from the journal", self.name, error)
+        self._close()
+        self.state.forget(branch=self.state.branch + isinstance(error, NewBranchError))
+        self._passed(self._doubtful)
+        self._save()
+        return Advance.MORE
+
+    def _publish_ids(self, logger: TrainerLogger) -> None:
+        """Tell `run.json` how the tracker calls the run."""
+        ids = logger.ids()
+        if not ids or ids == self._ids:
+            return
+        try:
+            self._source.directory.set_tracker_id(self.name, **ids)
+            self._ids = ids
+        except (JournalError, OSError) as error:
+            log.error("%s: its ids cannot be written to run.json: %s", self.name, error)
+
+    def _begin_call(self, limit: float) -> None:
+        self._limit = limit
+        self._since = time.monotonic()
 
     def _pump(self) -> bool:
         """Deliver the next piece of the journal; False if there was nothing new."""
@@ -207,6 +285,7 @@ class Feed:
         records, cursor = self._read(self.state.cursor, self._budget)
         if not records:
             return False
+        self._expect(records)
         try:
             for record in records:
                 self._deliver(record, logger)
@@ -218,33 +297,54 @@ class Feed:
 
     def _read(self, cursor: Cursor, max_bytes: int) -> tuple[list[Record], Cursor]:
         self._doing = "read the journal"  # a network disk may be away for a moment
-        found = self._reader.follow(cursor, max_bytes=max_bytes)
-        if self._reader.num_problems > self._problems:
-            self._problems = self._reader.num_problems
-            log.warning(
-                "%s: the journal has lines that are no records, the last: %s", self.name, self._reader.problems[-1]
-            )
-        return found
+        return self._journal.read(cursor, max_bytes)
+
+    def _expect(self, records: Iterable[Record]) -> None:
+        """Store how far the tracker may come before it is given anything: what a rewind must take back, if it dies."""
+        highest = max((record.step for record in records if record.step is not None), default=None)
+        if highest is not None and (self.state.last_step is None or highest > self.state.last_step):
+            self.state.last_step = highest
+            self._save()
 
     def _deliver(self, record: Record, logger: TrainerLogger) -> None:
-        self._latest_attempt = max(self._latest_attempt, record.attempt)
-        if record.kind == Kind.FINISH and record.attempt == self._source.attempt:
-            self.finish_record = record
         self._kind = record.kind
         self._doing = f"record {record.seq} ({record.kind}, step {record.step})"
+        if record.kind == Kind.REWIND:
+            to = record.fields["to"]
+            if self._last_step is None or self._last_step <= to:
+                return
+            self._last_step = to
+        elif record.step is not None and (self._last_step is None or record.step > self._last_step):
+            self._last_step = record.step
+        self._begin_call(logger.limits.call)
         deliver(record, logger, self._source.directory.path)
+        self._since = None
 
     def _acknowledge(self, records: list[Record], cursor: Cursor, logger: TrainerLogger) -> None:
         self._doing = "flush" if len(records) > 1 else f"flush of {self._doing}"
+        self._begin_call(logger.limits.call)
         logger.flush()
-        self.state.own = logger.state()
+        self._since = None
+        self._note(logger)
         self.state.cursor, self.state.seq, self.state.status = cursor, records[-1].seq, FEEDING
+        self.state.last_step = self._last_step
+        self._rebuilds = 0
         self.state.delivered += len(records)
         self._passed(len(records))
         self._save()
 
+    def _note(self, logger: TrainerLogger) -> None:
+        """Keep what the tracker says of itself."""
+        self.state.own = logger.state()
+        self.state.renamed = logger.renamed()
+        self.state.omit(logger.omissions)
+        logger.omissions.clear()
+        self._publish_ids(logger)
+
     def _doubt(self, records: list[Record], error: Exception) -> None:
         """After a failure smaller pieces are delivered, until the record is found or it was not a record's fault."""
+        if isinstance(error, StateLostError | ProcessSpoiledError):
+            return
         if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
             return
         self._doubtful = max(self._doubtful, len(records))
@@ -268,7 +368,10 @@ class Feed:
         Otherwise it is the tracker that does not work, and the record is tried again later.
         """
         self._tries -= 1  # one more try before the next look
-        (record, *_), after = self._read(self.state.cursor, _ONE_RECORD)
+        records, after = self._read(self.state.cursor, _ONE_RECORD)
+        if not records:
+            return False
+        record = records[0]
         refused = [(record, after, self.state.last_error)]
         position = after
         while len(refused) <= _MOST_PROBES:
@@ -277,9 +380,13 @@ class Feed:
                 return self._leave_out_last(refused)
             logger = self._logger or self._open()
             try:
+                self._expect(others)
                 self._deliver(others[0], logger)
                 self._doing = "flush"
+                self._begin_call(logger.limits.call)
                 logger.flush()
+            except (StateLostError, ProcessSpoiledError):
+                raise
             except Exception as error:
                 self._close()
                 refused.append((others[0], position, f"{self._doing}: {error}"))
@@ -293,12 +400,13 @@ class Feed:
 
     def _leave_out_last(self, refused: list[tuple[Record, Cursor, str]]) -> bool:
         """Nothing comes after the records that could show whether the tracker works: its end may."""
-        if self.finish_record is None:
+        finish = self._journal.finish
+        if finish is None:
             self._backoff.failed()
             return True
         if not self._takes(*refused[0][:2]):
             self._open()
-            self._finish(self.finish_record.fields["status"], refused)
+            self._finish(finish.fields["status"], refused)
         return True
 
     def _takes(self, record: Record, after: Cursor) -> bool:
@@ -307,6 +415,8 @@ class Feed:
         try:
             self._deliver(record, logger)
             self._acknowledge([record], after, logger)
+        except (StateLostError, ProcessSpoiledError):
+            raise
         except Exception as error:
             log.debug("%s: %s: %s", self.name, self._doing, error)
             self._close()
@@ -328,9 +438,12 @@ class Feed:
         logger = self._logger
         assert logger is not None
         self._doing = "finish"
-        error = self.finish_record.fields["error"] if self.finish_record else None
+        finish = self._journal.finish
+        error = finish.fields["error"] if finish else None
+        self._begin_call(logger.limits.finish)
         deliver_end(status, error, logger)
-        self.state.own = logger.state()
+        self._since = None
+        self._note(logger)
         for record, after, reason in refused:
             self._skip(record, after, reason)
         self.state.status = status

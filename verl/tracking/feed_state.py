@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,9 +13,11 @@ import orjson
 
 from verl.journal import Cursor, Record, RunDirectory
 from verl.journal.cursor import Position
+from verl.tracking.logger import Omission
 
 FEEDING, RETRYING, BROKEN = "feeding", "retrying", "broken"
 _MOST_SKIPPED_KEPT = 100
+_MOST_NAMES_KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,10 @@ class FeedState:
         delivered: Records given to the tracker so far.
         failures: Failed tries. last_error: Why the last one failed.
         outages: How often it began to fail.
+        branch: How often it was begun anew in a new remote run. last_step: Highest step that it was, or was about to
+            be, given and that no rewind took back.
         skipped: Records left out for good (the first hundred). num_skipped: How many there are.
+        renamed: Names that it spells in another way. omissions: What it left out, by name, and why.
         where: Command or address to look at it.
         own: What the tracker wants back at its next `open`.
     """
@@ -66,6 +72,10 @@ class FeedState:
     outages: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     num_skipped: int = 0
+    branch: int = 0
+    last_step: int | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    omissions: dict[str, Omission] = field(default_factory=dict)
     where: str = ""
     own: dict[str, Any] = field(default_factory=dict)
 
@@ -82,11 +92,22 @@ class FeedState:
         if len(self.skipped) < _MOST_SKIPPED_KEPT:
             self.skipped.append(Skipped(stream, *start, record.seq, record.kind, record.step, reason[:500]))
 
-    def forget(self) -> None:
-        """Begin again with nothing delivered."""
+    def omit(self, omissions: Mapping[str, Omission]) -> None:
+        """Add what a tracker left out."""
+        for name, omission in omissions.items():
+            known = self.omissions.get(name)
+            if known is not None:
+                self.omissions[name] = replace(omission, count=known.count + omission.count)
+            elif len(self.omissions) < _MOST_NAMES_KEPT:
+                self.omissions[name] = replace(omission)
+
+    def forget(self, *, branch: int) -> None:
+        """Begin again with nothing delivered, in the same remote run or that of a new branch."""
         self.cursor, self.own = Cursor(), {}
         self.seq = self.delivered = self.num_skipped = 0
-        self.skipped = []
+        self.skipped, self.omissions, self.renamed = [], {}, {}
+        self.branch = branch
+        self.last_step = None
 
     def save(self, path: Path) -> None:
         """Replace the file atomically.
@@ -114,7 +135,8 @@ class FeedState:
             raw = orjson.loads(content)
             cursor = Cursor.from_json(orjson.dumps(raw.pop("cursor")))
             skipped = [Skipped(**item) for item in raw.pop("skipped", [])]
-            return cls(**{**raw, "cursor": cursor, "skipped": skipped})
+            omissions = {name: Omission(**item) for name, item in raw.pop("omissions", {}).items()}
+            return cls(**{**raw, "cursor": cursor, "skipped": skipped, "omissions": omissions})
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}). Move it away to build this tracker anew from the journal"

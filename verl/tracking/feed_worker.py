@@ -8,30 +8,39 @@ import time
 from collections.abc import Sequence
 
 from verl.errors import JournalError
-from verl.journal import RunDirectory
-from verl.tracking.feed import Advance, Feed, FeedSource
-from verl.tracking.feed_state import FeedState
+from verl.tracking.feed import Advance, Feed
 from verl.tracking.logger import RunStatus
 
 log = logging.getLogger("verl.tracking")
 
 POLL_SECONDS = 0.2
-DRAIN_SECONDS = 60.0
 
 
 class FeedWorker:
-    """A feed with a thread of its own."""
+    """A feed with a thread of its own.
 
-    def __init__(self, feed: Feed) -> None:
+    Args:
+        feed: The feed, not yet locked.
+        ending: Status the run has ended with, if nothing more will be written.
+        is_draining: End as soon as the tracker has everything that there is, and do not wait for another feeder.
+
+    Attributes:
+        is_broken: Whether the thread ended by an error that it cannot handle.
+    """
+
+    def __init__(self, feed: Feed, *, ending: RunStatus | None = None, is_draining: bool = False) -> None:
         self.feed = feed
-        self._ending: RunStatus | None = None
+        self.is_broken = False
+        self._ending: RunStatus | None = ending
+        self._is_draining = is_draining
+        self._is_drained = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"verl-feed-{feed.name}", daemon=True)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was delivered, to the end."""
-        return self.feed.is_complete and not self._thread.is_alive()
+        """Whether everything was delivered: to the end, or, while draining, all that there was."""
+        return (self.feed.is_complete or self._is_drained) and not self._thread.is_alive()
 
     def start(self) -> None:
         """Begin."""
@@ -60,10 +69,15 @@ class FeedWorker:
                 advance = self.feed.advance(self._ending)
                 if advance is Advance.DONE:
                     return
+                if advance is Advance.IDLE and self._is_draining and not self._ending and self.feed.is_up_to_date:
+                    self._is_drained = True
+                    self.feed.leave()
+                    return
                 if advance is Advance.IDLE:
                     self._pause()
         except Exception:
             log.exception("%s: its feed ended unexpectedly", self.feed.name)
+            self.is_broken = True
             self.feed.leave()
 
     def _wait_for_lock(self) -> bool:
@@ -76,7 +90,7 @@ class FeedWorker:
                 if not told:
                     log.warning("%s waits: %s", self.feed.name, error)
                     told = True
-                if self._ending:
+                if self._ending or self._is_draining:
                     return False
                 self._pause()
             else:
@@ -109,37 +123,3 @@ def feed_to_the_end(feeds: Sequence[Feed], ending: RunStatus | None, deadline: f
     for feed in feeds:
         if not feed.is_done:
             feed.leave()
-
-
-def drain(directory: RunDirectory, trackers: list[str], seconds: float = DRAIN_SECONDS) -> list[FeedState]:
-    """Bring trackers up to the journal's end here and now, for a run whose training process is gone.
-
-    Args:
-        directory: The run.
-        trackers: Names.
-        seconds: How long to go on trying one that fails.
-
-    Returns:
-        Their states.
-
-    Raises:
-        JournalError: Another process feeds one of them.
-        TrackerError: A name is unknown.
-    """
-    info = directory.info
-    ending: RunStatus | None = None
-    if info.status in ("finished", "failed", "killed", "crashed"):
-        ending = info.status
-    source = FeedSource(directory, attempt=info.last_attempt)
-    feeds = [Feed.by_name(name, source) for name in trackers]
-    locked: list[Feed] = []
-    try:
-        for feed in feeds:
-            feed.lock()
-            locked.append(feed)
-    except JournalError:
-        for feed in locked:
-            feed.leave()
-        raise
-    feed_to_the_end(feeds, ending, time.monotonic() + seconds)
-    return [feed.state for feed in feeds]

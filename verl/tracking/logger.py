@@ -206,6 +206,13 @@ class NewBranchError(StateLostError):
     """
 
 
+class ProcessSpoiledError(Exception):
+    """Raised by a tracker whose package cannot be used any more in this process, such as after its helper died.
+
+    The process that feeds it is replaced by a new one, where it is opened again with its last state.
+    """
+
+
 class TrainerLogger(ABC):
     """A tracker: console, TensorBoard, a test's list, or your own.
 

@@ -1,10 +1,11 @@
-"""The relay: one process per run that feeds every tracker from the journal.
+"""The relay: one process per run that has every tracker fed from the journal, each by a process of its own.
 
     python -m verl.tracking.relay RUN_DIRECTORY [--attempt N] [--total-steps N] [--tracker NAME ...] [--parent PID]
 
 It lives in a session of its own (Ctrl-C in the terminal does not reach it), ends when it has delivered the `finish`
 record, and when the training process dies without one it delivers what is there, marks the run as crashed
-everywhere, and ends too. What it says is in `relay/relay.log`.
+everywhere, and ends too. With `--drain` it delivers what there is of a run that nobody feeds. What it says is in
+`relay/relay.log`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from verl.errors import VerlError
 from verl.journal import JournalReader, Kind, RunDirectory
-from verl.tracking.feed import Feed, FeedSource
-from verl.tracking.feed_worker import FeedWorker
-from verl.tracking.table import IN_TRAINING_PROCESS
+from verl.tracking.feed import FeedSource
+from verl.tracking.feeder import COMPLETE, Feeder
+from verl.tracking.logger import RunStatus
+from verl.tracking.table import IN_TRAINING_PROCESS, proxies_of_environment
 
 log = logging.getLogger("verl.tracking")
 
@@ -31,10 +33,11 @@ DRAIN_SECONDS = 600.0
 TERMINATED_SECONDS = 20.0
 """How long after a SIGTERM, which a cluster sends to all processes of a job before it kills them."""
 _WATCH_SECONDS = 0.2
+_ENDINGS: tuple[RunStatus, ...] = ("finished", "failed", "killed", "crashed")
 
 
 class Relay:
-    """All feeds of a run, and the watch over the training process.
+    """The feeders of a run, and the watch over them and the training process.
 
     Args:
         source: The run.
@@ -45,39 +48,72 @@ class Relay:
     def __init__(self, source: FeedSource, trackers: Sequence[str], parent: int) -> None:
         self._source = source
         self._parent = parent
-        self._workers = [FeedWorker(Feed.by_name(name, source)) for name in trackers]
-        self._terminated = threading.Event()
+        self._feeders = [Feeder(name, source) for name in trackers]
+        self._deadline = float("inf")
+        self._grace = TERMINATED_SECONDS
+        self._is_terminated = False
+        self._wake = threading.Event()
 
     def terminate(self) -> None:
         """Finish soon, whatever is left."""
-        self._terminated.set()
+        self._is_terminated = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """A feeder has ended."""
+        self._wake.set()
+
+    def drain(self) -> bool:
+        """Deliver what there is; True only if every tracker got everything."""
+        status = self._source.directory.info.status
+        ending: RunStatus | None = next((known for known in _ENDINGS if known == status), None)
+        self._grace = 0.0
+        self._feeders = [Feeder(f.name, self._source, ending=ending, is_draining=True) for f in self._feeders]
+        self._work(lambda: os.getppid() != self._parent, self._give_up)
+        return self._is_complete()
 
     def run(self) -> bool:
         """Feed until the end, or the deadline after it; True only if every tracker got everything."""
-        for worker in self._workers:
-            worker.start()
-        deadline = float("inf")
-        orphaned = False
-        while not self._join(_WATCH_SECONDS) and time.monotonic() < deadline:
-            if not orphaned and os.getppid() != self._parent:
-                orphaned = True
-                deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
-                log.info("the training process is gone; delivering what is left")
-                for worker in self._workers:
-                    worker.end("crashed")
-            if self._terminated.is_set():
-                deadline = min(deadline, time.monotonic() + TERMINATED_SECONDS)
-                self._terminated.clear()
-        if orphaned or os.getppid() != self._parent:
+        self._work(lambda: os.getppid() != self._parent, self._end_crashed)
+        if os.getppid() != self._parent:
             self._settle()
-        for worker in self._workers:
-            if not worker.is_complete:
-                log.error("%s does not have everything: %s", worker.feed.name, worker.feed.state.last_error)
-        return all(worker.is_complete for worker in self._workers)
+        return self._is_complete()
 
-    def _join(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        return all(worker.join(max(0.0, deadline - time.monotonic())) for worker in self._workers)
+    def _work(self, is_orphan: Callable[[], bool], orphaned: Callable[[], None]) -> None:
+        for feeder in self._feeders:
+            feeder.start()
+        told = False
+        while not self._are_done() and time.monotonic() < self._deadline:
+            self._wake.wait(_WATCH_SECONDS)
+            self._wake.clear()
+            if not told and is_orphan():
+                told = True
+                orphaned()
+            if self._is_terminated:
+                self._is_terminated = False
+                self._deadline = min(self._deadline, time.monotonic() + self._grace)
+        for feeder in self._feeders:
+            feeder.kill()
+
+    def _end_crashed(self) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + DRAIN_SECONDS)
+        log.info("the training process is gone; delivering what is left")
+        for feeder in self._feeders:
+            feeder.end_crashed()
+
+    def _give_up(self) -> None:
+        self._deadline = 0.0
+
+    def _are_done(self) -> bool:
+        for feeder in self._feeders:
+            feeder.check()
+        return all(feeder.code is not None for feeder in self._feeders)
+
+    def _is_complete(self) -> bool:
+        for feeder in self._feeders:
+            if feeder.code != COMPLETE:
+                log.error("%s does not have everything, see relay/%s.json", feeder.name, feeder.name)
+        return all(feeder.code == COMPLETE for feeder in self._feeders)
 
     def _settle(self) -> None:
         """Write the true end of an attempt whose process could not."""
@@ -95,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--attempt", type=int, help="attempt to feed (default: the last)")
     parser.add_argument("--total-steps", type=int, help="steps of the run (default: as recorded)")
     parser.add_argument("--tracker", action="append", dest="trackers", help="tracker to feed (default: as recorded)")
+    parser.add_argument("--drain", action="store_true", help="deliver what there is, then end")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="training process to watch (default: parent)")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -107,8 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: relay.terminate())
+    signal.signal(signal.SIGCHLD, lambda *_: relay.wake())
     log.info("attempt %d: feeding %s", source.attempt, ", ".join(trackers))
-    is_complete = relay.run()
+    is_complete = relay.drain() if given.drain else relay.run()
     log.info("attempt %d: %s", source.attempt, "all delivered" if is_complete else "ended before all was delivered")
     return 0 if is_complete else 1
 
@@ -117,12 +155,12 @@ def _resolved(directory: RunDirectory, given: argparse.Namespace) -> tuple[FeedS
     """What the command line leaves open is in the journal's last `run` record."""
     attempt = given.attempt or directory.info.last_attempt
     if given.trackers is not None:
-        return FeedSource(directory, attempt, given.total_steps), given.trackers
+        return FeedSource(directory, attempt, given.total_steps, proxies_of_environment()), given.trackers
     opened = [record for record in JournalReader(directory).records({Kind.RUN}) if record.attempt == attempt]
     fields = opened[-1].fields if opened else {"trackers": [], "total_steps": None}
     total_steps = given.total_steps or fields["total_steps"]
     trackers = [name for name in fields["trackers"] if name not in IN_TRAINING_PROCESS]
-    return FeedSource(directory, attempt, total_steps), trackers
+    return FeedSource(directory, attempt, total_steps, proxies_of_environment()), trackers
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from verl.tracking.feed import FeedSource
+from verl.tracking.table import BUILTIN
 
 MOST_RESTARTS = 3
+_THREAD_COUNTS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class RelayProcess:
@@ -69,25 +72,42 @@ class RelayProcess:
             self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        directory = self._source.directory
-        directory.relay.mkdir(exist_ok=True)
-        command = [sys.executable, "-P", "-m", "verl.tracking.relay", str(directory.path)]
-        command += ["--attempt", str(self._source.attempt), "--parent", str(os.getpid())]
-        if self._source.total_steps is not None:
-            command += ["--total-steps", str(self._source.total_steps)]
-        for tracker in self._trackers:
-            command += ["--tracker", tracker]
-        # It must find this very package, and trackers where the user's program does ("" is the working folder).
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        with directory.relay_log.open("ab") as output:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
+        return start_relay(self._source, self._trackers)
+
+
+def start_relay(source: FeedSource, trackers: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
+    """Start a relay as a child of this process.
+
+    Args:
+        source: The run.
+        trackers: Names.
+        options: Further options of its command line.
+    """
+    directory = source.directory
+    directory.relay.mkdir(exist_ok=True)
+    command = [sys.executable, "-P", "-m", "verl.tracking.relay", str(directory.path), *options]
+    command += ["--attempt", str(source.attempt), "--parent", str(os.getpid())]
+    if source.total_steps is not None:
+        command += ["--total-steps", str(source.total_steps)]
+    for tracker in trackers:
+        command += ["--tracker", tracker]
+    # It must find this very package, and trackers where the user's program does ("" is the working folder).
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    environment |= dict.fromkeys(
+        _THREAD_COUNTS, "1"
+    )  # threads of numpy would not survive its forks, and it has no use for them
+    for name, proxy in source.proxies.items():  # not on the command line, which all users of a machine can see
+        if variable := BUILTIN[name].proxy_variable:
+            environment[variable] = proxy
+    with directory.relay_log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
 
 
 def _in_words(code: int) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from verl.config.environment import variable
 from verl.config.nearest import nearest_name
 from verl.errors import TrackerError
 from verl.tracking.logger import SHOWABLE, TrainerLogger
@@ -26,17 +27,19 @@ class BuiltinTracker:
     Attributes:
         location: `module:Class`. package: The installed package that it cannot do without.
         is_remote: Whether its ids may come from a server: the start of training waits for them a moment.
+        proxy_variable: Environment variable with a proxy for this tracker alone.
     """
 
     location: str
     package: str
     is_remote: bool = False
+    proxy_variable: str | None = None
 
 
 BUILTIN = {
     "console": BuiltinTracker("verl.tracking.backends.console_logger:ConsoleLogger", "rich"),
     "tensorboard": BuiltinTracker("verl.tracking.backends.tensorboard_logger:TensorboardLogger", "tensorboard"),
-    "wandb": BuiltinTracker("verl.tracking.backends.wandb_logger:WandbLogger", "wandb", is_remote=True),
+    "wandb": BuiltinTracker("verl.tracking.backends.wandb_logger:WandbLogger", "wandb", True, "VERL_WANDB_PROXY"),
     "mlflow": BuiltinTracker("verl.tracking.backends.mlflow_logger:MlflowLogger", "mlflow", is_remote=True),
     "swanlab": BuiltinTracker("verl.tracking.backends.swanlab_logger:SwanlabLogger", "swanlab", is_remote=True),
     "trackio": BuiltinTracker("verl.tracking.backends.trackio_logger:TrackioLogger", "trackio"),
@@ -52,6 +55,12 @@ def tracker_locations() -> dict[str, str]:
     """All trackers by name, with the `module:Class` that each is; a built-in name cannot be taken over."""
     installed = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     return installed | {name: tracker.location for name, tracker in BUILTIN.items()}
+
+
+def proxies_of_environment() -> dict[str, str]:
+    """Proxies for single trackers, by their names."""
+    variables = {name: tracker.proxy_variable for name, tracker in BUILTIN.items() if tracker.proxy_variable}
+    return {name: value for name, key in variables.items() if (value := variable(key))}
 
 
 def check_tracker(name: str) -> str:

@@ -13,7 +13,9 @@ from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
 from verl.tracking.relay_process import RelayProcess
 from verl.tracking.screen_feed import ScreenFeed
-from verl.tracking.table import IN_TRAINING_PROCESS, check_class, check_tracker, load_tracker
+from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_class, check_tracker, load_tracker
+
+_OPEN_LOOK_SECONDS = 0.02
 
 Tracker = str | type[TrainerLogger] | TrainerLogger
 
@@ -87,6 +89,16 @@ class TrackerSet:
             for feed in self._feeds:
                 while feed.advance() is Advance.MORE:
                     pass
+
+    def wait_until_open(self, seconds: float) -> None:
+        """Wait until each tracker with a server is open or has failed, but no longer than this."""
+        waiting = {name for name in self._by_relay if name in BUILTIN and BUILTIN[name].is_remote}
+        deadline = time.monotonic() + seconds
+        while waiting and time.monotonic() < deadline:
+            states = read_states(self._source.directory.path)
+            waiting -= {state.tracker for state in states if state.attempt == self._source.attempt}
+            if waiting:
+                time.sleep(_OPEN_LOOK_SECONDS)
 
     def progress(self, step: int) -> None:
         """Training begins a step."""

@@ -26,12 +26,16 @@ from verl.tracking.feed import FeedSource
 from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.recorder import Recorder
+from verl.tracking.table import proxies_of_environment
 from verl.tracking.tracker_watch import TrackerWatch
 from verl.tracking.trackers import Tracker, TrackerSet
 from verl.tracking.writer import Writer
 
 FINISH_SECONDS = 15.0
 """Longest time that the end of training waits for trackers; the relay goes on without it."""
+
+OPEN_SECONDS = 10.0
+"""Longest time that the start of training waits for the ids that trackers' servers give."""
 
 EndStatus = Literal["finished", "failed", "killed"]
 
@@ -51,6 +55,7 @@ class Tracking(Recorder):
         log_dir: Run directory; nothing = `VERL_LOG_DIR`, else `logs/<YYYYmmdd_HHMMSS>`.
         total_steps: Steps of the run, if known.
         async_log: Feed trackers from a relay process (default), or here, in each call, for debugging.
+        wandb_proxy: Proxy for W&B alone; nothing = VERL_WANDB_PROXY.
         opened: A run directory whose attempt this process has started already, with the attempt's number.
 
     Attributes:
@@ -74,6 +79,7 @@ class Tracking(Recorder):
         log_dir: str | None = None,
         total_steps: int | None = None,
         async_log: bool | None = None,
+        wandb_proxy: str | None = None,
         opened: tuple[RunDirectory, int] | None = None,
     ) -> None:
         defaults = TrainerConfig()
@@ -90,8 +96,10 @@ class Tracking(Recorder):
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
         is_inline = not (defaults.async_log if async_log is None else async_log)
+        proxies = proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
         try:
-            self._trackers = TrackerSet(trackers, FeedSource(directory, attempt, total_steps), is_inline=is_inline)
+            source = FeedSource(directory, attempt, total_steps, proxies)
+            self._trackers = TrackerSet(trackers, source, is_inline=is_inline)
             self._journal = JournalWriter(directory, attempt=attempt)
             self._begin(project_name, experiment_name, total_steps)
         except BaseException:
@@ -100,6 +108,8 @@ class Tracking(Recorder):
         atexit.register(self._finish_at_exit)
         if config is not None:
             self.log_config(config)
+        if opened is None:
+            self.wait_until_open()
 
     def _begin(self, project: str, experiment: str, total_steps: int | None) -> None:
         try:
@@ -149,6 +159,7 @@ class Tracking(Recorder):
             config,
             total_steps=total_steps,
             async_log=config.trainer.async_log,
+            wandb_proxy=config.trainer.wandb_proxy,
             opened=(run_directory, attempt),
         )
 
@@ -169,14 +180,21 @@ class Tracking(Recorder):
         """Tell people, in every tracker, something that they should look at."""
         self._append(Kind.ALERT, self.step, title=str(title), text=str(text), level=level)
 
+    def wait_until_open(self, seconds: float = OPEN_SECONDS) -> None:
+        """Wait until every tracker with a server has its id in `run.json`, or has failed once; never longer than this.
+
+        Trainers call it before step 0, so that whoever watches the first step knows where.
+        """
+        self._trackers.wait_until_open(seconds)
+
     def rewind(self, to_step: int) -> None:
         """Say that training goes on from an earlier step: what was logged after it is superseded."""
-        self.step = int(to_step)
+        self.step = self._step_of(to_step)
         self._append(Kind.REWIND, self.step, to=self.step)
 
     def progress(self, step: int) -> None:
         """Say that a step begins, logged or not. Costs next to nothing."""
-        self.step = int(step)
+        self.step = self._step_of(step)
         self._trackers.progress(self.step)
 
     def flush(self) -> None:

@@ -209,6 +209,7 @@ class PPOTrainer:
                 self._warn(warning)
             self._coroutines.run(parts.engine.update_weights(self._done_steps))
         self._step_end = self._state.step_end()
+        tracking.wait_until_open()
         self._hooks.run("on_train_start", self, {"total_steps": self.total_steps, "start_step": self._done_steps})
         if self._done_steps == 0:
             if config.log_embeddings:

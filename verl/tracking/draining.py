@@ -1,0 +1,77 @@
+"""Bring trackers up to the journal's end, for a run that nobody feeds any more."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from verl.journal import RunDirectory
+from verl.tracking.feed import Feed, FeedSource
+from verl.tracking.feed_state import FeedState, state_path
+from verl.tracking.relay_process import start_relay
+from verl.tracking.table import check_tracker, proxies_of_environment
+
+DRAIN_SECONDS = 600.0
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 5.0
+
+
+def drain(
+    directory: RunDirectory,
+    trackers: Sequence[str],
+    seconds: float = DRAIN_SECONDS,
+    *,
+    is_fresh: bool = False,
+    proxies: Mapping[str, str] | None = None,
+    watch: Callable[[], object] = lambda: None,
+) -> list[FeedState]:
+    """Deliver to trackers what they lack, by a relay as in training; again gives nothing twice.
+
+    Args:
+        directory: The run.
+        trackers: Names.
+        seconds: How long to go on trying those that fail.
+        is_fresh: Build each tracker anew, in a remote run of its own, from the canonical view.
+        proxies: Proxies for single trackers, by their names; nothing = those of the environment.
+        watch: Called a few times a second, such as to show the states (`feed_state.read_states`).
+
+    Returns:
+        Their states: `status` is that of the run, or "feeding" for a run without an end, if one is complete.
+
+    Raises:
+        JournalError: Another process feeds one of them.
+        TrackerError: A name is unknown.
+        ValueError: The stored state of one is damaged.
+    """
+    source = FeedSource(directory, directory.info.last_attempt, proxies=proxies or proxies_of_environment())
+    for name in trackers:
+        check_tracker(name)
+    for name in trackers:  # those that are fed by others must be known before anything is begun
+        feed = Feed.by_name(name, source)
+        feed.lock()
+        try:
+            if is_fresh:
+                feed.begin_anew()
+        finally:
+            feed.leave()
+    relay = start_relay(source, trackers, "--drain")
+    deadline = time.monotonic() + seconds
+    try:
+        while relay.poll() is None and time.monotonic() < deadline:
+            watch()
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        _end(relay)
+    watch()
+    return [FeedState.load(state_path(directory, name), name) for name in trackers]
+
+
+def _end(relay: subprocess.Popen[bytes]) -> None:
+    """It ends its feeders; if it cannot, they notice that it is gone."""
+    relay.terminate()
+    try:
+        relay.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        relay.kill()
+        relay.wait()
