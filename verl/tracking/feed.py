@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 from verl.errors import JournalError
-from verl.journal import Cursor, Kind, Record, RunDirectory
+from verl.journal import Cursor, Record, RunDirectory
 from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
 from verl.journal.records import stream_of
-from verl.tracking.delivery import deliver, deliver_end, is_for_trackers
+from verl.tracking.delivery import is_for_trackers
 from verl.tracking.feed_journal import FeedJournal
 from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
 from verl.tracking.logger import (
@@ -35,6 +34,7 @@ from verl.tracking.logger import (
 )
 from verl.tracking.patience import Backoff, Patience
 from verl.tracking.table import load_tracker
+from verl.tracking.tracker_session import TrackerSession
 
 log = logging.getLogger("verl.tracking")
 
@@ -95,22 +95,17 @@ class Feed:
         self._path = state_path(source.directory, name)
         self._lock = OwnedLock(self._path.with_suffix(".lock"), f"feeds the tracker {name!r} of")
         self._journal = FeedJournal(source.directory, name, source.attempt)
-        self._logger: TrainerLogger | None = None
+        self._session: TrackerSession | None = None
         self._ids: dict[str, Any] = {}
-        self._last_step: int | None = None  # delivered, acknowledged or not
         self._rebuilds = 0
-        self._since: float | None = None  # when the call began that the tracker is in
-        self._limit = 0.0
         self._patience = patience or Patience()
         self._backoff = Backoff(self._patience)
-        self._doing = "open"  # for the message if it fails
         self._is_loaded = False
         self._skipped_before = 0
         self._budget = BATCH_BYTES
         self._doubtful = 0  # records from the cursor on, one of which may be why it failed
         self._tries = 0  # failures of the record at the cursor
         self._refused_kinds: set[str] = set()
-        self._kind = ""  # of the record delivered last
         self._is_known = False  # the tracker works and refuses this kind: no use in waiting between its tries
         self.state = FeedState(name)
         self.is_done = False
@@ -129,7 +124,12 @@ class Feed:
     @property
     def is_up_to_date(self) -> bool:
         """Whether the tracker works and had taken all that there was."""
-        return self._logger is not None and self.state.status == FEEDING and not self._backoff.is_waiting
+        return (
+            self._session is not None
+            and self._session.is_open
+            and self.state.status == FEEDING
+            and not self._backoff.is_waiting
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -139,10 +139,8 @@ class Feed:
     @property
     def overdue(self) -> str | None:
         """What the tracker has been doing for longer than it may, in words; to be asked from another thread."""
-        since, limit = self._since, self._limit
-        if since is None or time.monotonic() - since < limit:
-            return None
-        return f"{self._doing}: the tracker did not answer within {limit:.0f} s"
+        session = self._session
+        return session.overdue if session else None
 
     def lock(self) -> None:
         """Take the tracker's state for this process.
@@ -175,8 +173,6 @@ class Feed:
             self.is_spoiled = isinstance(error, ProcessSpoiledError)
             self._failed(error)
             return Advance.IDLE
-        finally:
-            self._since = None
 
     def begin_anew(self) -> None:
         """Forget everything: at the next `advance` the whole run is built again, in a new branch.
@@ -200,15 +196,18 @@ class Feed:
         self._close()
         self._lock.release()
 
+    @property
+    def _doing(self) -> str:
+        return self._session.doing if self._session else "open"
+
     def _advance(self, ending: RunStatus | None) -> Advance:
-        if self._logger is None:
-            self._open()
-        has_more = self._leave_out() if self._tries >= self._patience.tries else self._pump()
+        if not self._is_loaded and self._has_ended_with(ending):
+            return self._done()
+        session = self._session or self._open()
+        has_more = self._leave_out(session) if self._tries >= self._patience.tries else self._pump(session)
         finish = self._journal.finish
         if (ending or finish) and self.is_overtaken:
-            self.is_done = True
-            self.leave()
-            return Advance.DONE
+            return self._done()
         if has_more:
             return Advance.MORE
         status = finish.fields["status"] if finish else ending
@@ -217,17 +216,27 @@ class Feed:
         self._finish(status)
         return Advance.DONE
 
-    def _open(self) -> TrainerLogger:
-        self._doing = "open"
-        if not self._is_loaded:
-            self.state = FeedState.load(self._path, self.name)
-            self.state.attempt, self.state.status = self._source.attempt, FEEDING
-            self._skipped_before = self.state.num_skipped
-            self._is_loaded = True
-        self._doing = "read the journal"
+    def _has_ended_with(self, ending: RunStatus | None) -> bool:
+        """Load the state; true if the tracker was told this end before, and nothing came after it."""
+        self.state = FeedState.load(self._path, self.name)
+        self._skipped_before = self.state.num_skipped
+        was = (self.state.attempt, self.state.status)
+        self.state.attempt, self.state.status = self._source.attempt, FEEDING
+        self._is_loaded = True
+        if ending is None or was != (self._source.attempt, ending):
+            return False
+        if self._journal.read(self.state.cursor, _ONE_RECORD)[0]:
+            return False
+        self.state.status = ending
+        return True
+
+    def _done(self) -> Advance:
+        self.is_done = True
+        self.leave()
+        return Advance.DONE
+
+    def _open(self) -> TrackerSession:
         self._journal.look_ahead(self.state.cursor)
-        self._last_step = self.state.last_step
-        self._doing = "open"
         info = self._source.directory.info
         logger = self._make()
         run = TrackedRun(
@@ -241,14 +250,12 @@ class Feed:
             branch=self.state.branch,
             proxy=self._source.proxies.get(self.name),
         )
-        self._begin_call(logger.limits.open)
-        logger.open(run)
-        self._since = None
-        self._logger = logger
+        self._session = session = TrackerSession(self.name, logger, run.directory, self.state.last_step)
+        session.open(run)
         self.state.where = logger.where()
         self._publish_ids(logger)
         self._save()
-        return logger
+        return session
 
     def _begin_again(self, error: StateLostError) -> Advance:
         """What the tracker had is gone, or cannot be continued: it gets everything from the beginning."""
@@ -274,29 +281,24 @@ class Feed:
         except (JournalError, OSError) as error:
             log.error("%s: its ids cannot be written to run.json: %s", self.name, error)
 
-    def _begin_call(self, limit: float) -> None:
-        self._limit = limit
-        self._since = time.monotonic()
-
-    def _pump(self) -> bool:
+    def _pump(self, session: TrackerSession) -> bool:
         """Deliver the next piece of the journal; False if there was nothing new."""
-        logger = self._logger
-        assert logger is not None
         records, cursor = self._read(self.state.cursor, self._budget)
         if not records:
             return False
         self._expect(records)
         try:
             for record in records:
-                self._deliver(record, logger)
-            self._acknowledge(records, cursor, logger)
+                session.deliver(record)
+            self._acknowledge(records, cursor, session)
         except Exception as error:
-            self._doubt(records, error)
+            self._doubt(records, error, session)
             raise
         return True
 
     def _read(self, cursor: Cursor, max_bytes: int) -> tuple[list[Record], Cursor]:
-        self._doing = "read the journal"  # a network disk may be away for a moment
+        if self._session:
+            self._session.doing = "read the journal"  # a network disk may be away for a moment
         return self._journal.read(cursor, max_bytes)
 
     def _expect(self, records: Iterable[Record]) -> None:
@@ -306,28 +308,11 @@ class Feed:
             self.state.last_step = highest
             self._save()
 
-    def _deliver(self, record: Record, logger: TrainerLogger) -> None:
-        self._kind = record.kind
-        self._doing = f"record {record.seq} ({record.kind}, step {record.step})"
-        if record.kind == Kind.REWIND:
-            to = record.fields["to"]
-            if self._last_step is None or self._last_step <= to:
-                return
-            self._last_step = to
-        elif record.step is not None and (self._last_step is None or record.step > self._last_step):
-            self._last_step = record.step
-        self._begin_call(logger.limits.call)
-        deliver(record, logger, self._source.directory.path)
-        self._since = None
-
-    def _acknowledge(self, records: list[Record], cursor: Cursor, logger: TrainerLogger) -> None:
-        self._doing = "flush" if len(records) > 1 else f"flush of {self._doing}"
-        self._begin_call(logger.limits.call)
-        logger.flush()
-        self._since = None
-        self._note(logger)
+    def _acknowledge(self, records: list[Record], cursor: Cursor, session: TrackerSession) -> None:
+        session.flush("flush" if len(records) > 1 else f"flush of {session.doing}")
+        self._note(session.logger)
         self.state.cursor, self.state.seq, self.state.status = cursor, records[-1].seq, FEEDING
-        self.state.last_step = self._last_step
+        self.state.last_step = session.last_step
         self._rebuilds = 0
         self.state.delivered += len(records)
         self._passed(len(records))
@@ -341,14 +326,14 @@ class Feed:
         logger.omissions.clear()
         self._publish_ids(logger)
 
-    def _doubt(self, records: list[Record], error: Exception) -> None:
+    def _doubt(self, records: list[Record], error: Exception, session: TrackerSession) -> None:
         """After a failure smaller pieces are delivered, until the record is found or it was not a record's fault."""
         if isinstance(error, StateLostError | ProcessSpoiledError):
             return
         if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
             return
         self._doubtful = max(self._doubtful, len(records))
-        self._is_known = self._kind in self._refused_kinds and self._doing != "flush"
+        self._is_known = session.kind in self._refused_kinds and session.doing != "flush"
         if len(records) == 1:
             self._tries += 1
             self._budget = _ONE_RECORD
@@ -362,7 +347,7 @@ class Feed:
         if not self._doubtful:
             self._budget = BATCH_BYTES
 
-    def _leave_out(self) -> bool:
+    def _leave_out(self, session: TrackerSession) -> bool:
         """Leave out the record at the cursor, which failed again and again, if the tracker takes a later one.
 
         Otherwise it is the tracker that does not work, and the record is tried again later.
@@ -378,18 +363,16 @@ class Feed:
             others, position = self._read(position, _ONE_RECORD)
             if not others:
                 return self._leave_out_last(refused)
-            logger = self._logger or self._open()
+            session = self._session or self._open()
             try:
                 self._expect(others)
-                self._deliver(others[0], logger)
-                self._doing = "flush"
-                self._begin_call(logger.limits.call)
-                logger.flush()
+                session.deliver(others[0])
+                session.flush()
             except (StateLostError, ProcessSpoiledError):
                 raise
             except Exception as error:
+                refused.append((others[0], position, f"{session.doing}: {error}"))
                 self._close()
-                refused.append((others[0], position, f"{self._doing}: {error}"))
                 continue
             if is_for_trackers(others[0]):
                 self._close()  # takes the later record back
@@ -411,14 +394,14 @@ class Feed:
 
     def _takes(self, record: Record, after: Cursor) -> bool:
         """One last look at the record, now that the tracker is known to work: it may have come back just now."""
-        logger = self._logger or self._open()
+        session = self._session or self._open()
         try:
-            self._deliver(record, logger)
-            self._acknowledge([record], after, logger)
+            session.deliver(record)
+            self._acknowledge([record], after, session)
         except (StateLostError, ProcessSpoiledError):
             raise
         except Exception as error:
-            log.debug("%s: %s: %s", self.name, self._doing, error)
+            log.debug("%s: %s: %s", self.name, session.doing, error)
             self._close()
             return False
         return True
@@ -435,31 +418,21 @@ class Feed:
 
     def _finish(self, status: RunStatus, refused: Sequence[tuple[Record, Cursor, str]] = ()) -> None:
         """Tell the tracker how the run ended, and give the state back."""
-        logger = self._logger
-        assert logger is not None
-        self._doing = "finish"
+        session = self._session
+        assert session is not None
         finish = self._journal.finish
-        error = finish.fields["error"] if finish else None
-        self._begin_call(logger.limits.finish)
-        deliver_end(status, error, logger)
-        self._since = None
-        self._note(logger)
+        session.finish(status, finish.fields["error"] if finish else None)
+        self._note(session.logger)
         for record, after, reason in refused:
             self._skip(record, after, reason)
         self.state.status = status
-        self.is_done = True
         self._save()
-        self.leave()
+        self._done()
 
     def _close(self) -> None:
-        """Let go of the tracker; what it did not flush is delivered again, so an error here tells nothing new."""
-        logger, self._logger = self._logger, None
-        if logger is None:
-            return
-        try:
-            logger.close()
-        except Exception as error:
-            log.debug("%s: close: %s", self.name, error, exc_info=error)
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _save(self) -> None:
         try:
@@ -468,10 +441,11 @@ class Feed:
             log.error("%s: cannot store how far it has been fed: %s", self.name, error)
 
     def _failed(self, error: Exception) -> None:
-        self.state.fail(self._doing, error, BROKEN if self._doing == "open" else RETRYING)
+        doing = self._doing
+        self.state.fail(doing, error, BROKEN if doing == "open" else RETRYING)
         # The first one in full, then at 10, 100, ...: a tracker that is down must not fill the disk.
         if str(self.state.failures).strip("0") == "1":
-            log.error("%s failed %d times, now at %s", self.name, self.state.failures, self._doing, exc_info=error)
+            log.error("%s failed %d times, now at %s", self.name, self.state.failures, doing, exc_info=error)
         self._close()
         if not self._is_known:
             self._backoff.failed()
