@@ -18,6 +18,7 @@ from verl.tracking.spelling import Spelling
 
 LONGEST_KEY = 512
 LONGEST_PROJECT = 100
+LONGEST_FILE_NAME = 150
 KINDS = ("text", "histogram", "table", "image", "alerts", "notes")
 """SwanLab has one space of names for all kinds; what is not a number has its kind in brackets behind its name."""
 
@@ -27,6 +28,10 @@ _FORBIDDEN_IN_KEYS = re.compile(
     r"|^_(?=_swanlab__)"  # the SDK's own
     rf"|\((?=(?:{'|'.join(KINDS)})\)$)"  # this tracker's own
 )
+_FORBIDDEN_IN_FILES = re.compile(
+    r"[\x00-\x1f\x7f\ud800-\udfff\\:]|^[ ./]+|[ ./]+$"
+    r"|(?<=/)\.+(?=/)"  # leads out of the folder
+)
 _FORBIDDEN_IN_PROJECTS = re.compile(r"[^0-9A-Za-z_\-+.]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -34,6 +39,11 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 def key_spelling() -> Spelling:
     """Spelling of metrics and tags; leaves room for a kind in brackets."""
     return Spelling(_FORBIDDEN_IN_KEYS, LONGEST_KEY - max(map(len, KINDS)) - len(" ()"))
+
+
+def file_spelling() -> Spelling:
+    """Spelling of artifacts, which are paths in the folder of files of a run."""
+    return Spelling(_FORBIDDEN_IN_FILES, LONGEST_FILE_NAME)
 
 
 def project_spelling() -> Spelling:

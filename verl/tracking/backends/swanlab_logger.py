@@ -66,7 +66,10 @@ class SwanlabLogger(TrainerLogger):
         self._sdk: SwanlabRun | None = None
         self._run: TrackedRun | None = None
         self._spell = charts.key_spelling()
-        self._project = ""
+        self._spell_file = charts.file_spelling()
+        self._mode = "disabled"
+        self._where = ""
+        self._ids: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
         self._alerts = 0
         self._steps: dict[str, int] = {}  # last step with a finite value, of each key
@@ -80,18 +83,17 @@ class SwanlabLogger(TrainerLogger):
         from verl.tracking.backends import swanlab_run
 
         self._run = run
-        mode = swanlab_run.current_mode()
-        self._take_state(run.state, mode)
-        if mode == "disabled":
+        self._mode = swanlab_run.current_mode()
+        self._take_state(run.state, self._mode)
+        if self._mode == "disabled":
             return
-        self._project = charts.project_spelling()(run.project)
-        folder = _folder(run)
-        if mode != "online":
+        project, folder = charts.project_spelling()(run.project), _folder(run)
+        if self._mode != "online":
             _move_aside(folder, f"run-{run.run_id}")
-        self._sdk = swanlab_run.SwanlabRun.begin(
+        self._sdk = sdk = swanlab_run.SwanlabRun.begin(
             swanlab_run.RunRequest(
                 identity=run.remote_id,
-                project=self._project,
+                project=project,
                 name=_name(run),
                 group=run.run_id,
                 description=f"Run {run.run_id} of verl",
@@ -99,6 +101,9 @@ class SwanlabLogger(TrainerLogger):
                 config=self._full_config("running"),
             )
         )
+        place = {"url": sdk.url} if sdk.url else {"directory": str(sdk.path)}
+        self._ids = {"run_id": run.remote_id, "project": project, **place}
+        self._where = sdk.url or f"swanlab sync --id {run.remote_id} {shlex.quote(str(sdk.path))}"
         try:
             self._meet_server(run)
         except BaseException:
@@ -225,8 +230,14 @@ class SwanlabLogger(TrainerLogger):
         if size > LARGEST_FILE:
             self.leave_out(artifact.name, step, f"its {size >> 20} MB are more than the 100 MB that are uploaded")
             return
-        for file in files:
-            sdk.log_file(file.relative_to(path.parent).as_posix() if path.is_dir() else path.name, file)
+        name = self._spell_file(artifact.name)
+        if path.is_dir():
+            for file in files:
+                sdk.log_file(f"{name}/{file.relative_to(path).as_posix()}", file)
+            return
+        if Path(name).suffix != path.suffix:  # by which people and programs know what it is
+            name = self._spell_file.renamed[artifact.name] = name + path.suffix
+        sdk.log_file(name, path)
 
     def alert(self, title: str, text: str, level: AlertLevel) -> None:
         import swanlab
@@ -276,26 +287,19 @@ class SwanlabLogger(TrainerLogger):
                 self.leave_out(name, None, "this server of SwanLab does not take files")
 
     def state(self) -> dict[str, Any]:
-        if self._sdk is None:
-            return {"mode": "disabled", "config": {}, "alerts": 0, "steps": {}}
         steps: dict[str, list[str]] = {}
         for key, step in self._steps.items():
             steps.setdefault(str(step), []).append(key)
-        return {"mode": self._sdk.mode, "config": self._config, "alerts": self._alerts, "steps": steps}
+        return {"mode": self._mode, "config": self._config, "alerts": self._alerts, "steps": steps}
 
     def ids(self) -> dict[str, Any]:
-        if self._sdk is None or self._run is None:
-            return {}
-        place = {"url": self._sdk.url} if self._sdk.url else {"directory": str(self._sdk.path)}
-        return {"run_id": self._run.remote_id, "project": self._project, **place}
+        return self._ids
 
     def renamed(self) -> dict[str, str]:
-        return dict(self._spell.renamed)
+        return {**self._spell_file.renamed, **self._spell.renamed}
 
     def where(self) -> str:
-        if self._sdk is None or self._run is None:
-            return ""
-        return self._sdk.url or f"swanlab sync --id {self._run.remote_id} {shlex.quote(str(self._sdk.path))}"
+        return self._where
 
     def finish(self, status: RunStatus) -> None:
         sdk = self._sdk

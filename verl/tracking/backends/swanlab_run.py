@@ -31,7 +31,6 @@ from swanlab.proto.swanlab.grpc.core.v1.core_pb2 import DeliverRunFinishRequest
 from swanlab.proto.swanlab.metric.data.v1.data_pb2 import MediaRecord, ScalarValue
 from swanlab.proto.swanlab.run.v1.run_pb2 import FinishRecord
 from swanlab.proto.swanlab.save.v1.save_pb2 import SavePolicy, SaveRecord
-from swanlab.sdk.internal.context import TransformMedia
 from swanlab.sdk.internal.core_python import client
 from swanlab.sdk.internal.core_python import core as core_module
 from swanlab.sdk.internal.core_python.api.experiment import get_experiment_summary, stop_experiment
