@@ -62,6 +62,10 @@ class TrackerService(ABC):
     def read(self, run_directory: Path) -> Shown:
         """What the tracker shows now of this run (its current branch, as named in `run.json`)."""
 
+    def as_shown(self, value: float) -> float:
+        """What this tracker makes of a number, such as one of 32 bits."""
+        return value
+
     def fail(self, fault: Fault | None) -> None:
         """Have this fault from now on, or none any more. Nothing that was stored is lost."""
         raise NotImplementedError(f"{self.tracker} has no faults to inject")
