@@ -1,0 +1,163 @@
+"""Weights & Biases under test: online against a server of this process, offline as files."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl.journal import RunDirectory
+from verl.testing.services import Fault, Shown, TrackerService
+from verl.testing.wandb_files import OfflineRun, read_offline_run
+from verl.testing.wandb_server import WandbServer
+from verl.tracking.config_text import flatten
+from verl.tracking.feed_state import read_states
+
+_STATUS_BY_EXIT = {0: "finished", 1: "failed", 255: "killed"}
+_OWN_KEYS = ("_step", "_runtime", "_timestamp", "_journal", "global_step")
+_MESSAGE_KEYS = ("alerts", "notes")
+
+
+class WandbService(TrackerService):
+    """A W&B server.
+
+    Attributes:
+        server: The server.
+    """
+
+    tracker = "wandb"
+    faults: tuple[Fault, ...] = ("down", "hang", 401, 429, 503)
+
+    def __init__(self) -> None:
+        self.server = WandbServer()
+
+    def start(self) -> Mapping[str, str]:
+        self.server.start()
+        return self.server.environment()
+
+    def stop(self) -> None:
+        self.server.fail(None)
+        self.server.stop()
+
+    def fail(self, fault: Fault | None) -> None:
+        self.server.fail(fault)
+
+    def read(self, run_directory: Path) -> Shown:
+        return self.read_run(tracked_id(run_directory), renamed(run_directory))
+
+    def read_run(self, run_id: str, renamed: Mapping[str, str]) -> Shown:
+        """What the server shows of a run.
+
+        Args:
+            run_id: Id in W&B. renamed: Key of the journal -> name in W&B.
+        """
+        run = self.server.run(run_id)
+        shown = shown_rows(run.history, run.files, renamed)
+        shown.config = flatten({key: item["value"] for key, item in run.config.items() if key != "_wandb"})
+        shown.status = _status(run.exit_code, run.summary)
+        shown.artifacts = {
+            _artifact_name(sent["artifactCollectionName"], run_id)
+            for sent in self.server.artifacts.values()
+            if sent.get("committed") and sent["artifactTypeName"] != "run_table"
+        }
+        return shown
+
+
+class WandbOfflineService(TrackerService):
+    """W&B without a server (`WANDB_MODE=offline`)."""
+
+    tracker = "wandb"
+
+    def start(self) -> Mapping[str, str]:
+        return {"WANDB_MODE": "offline"}
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+    def read(self, run_directory: Path) -> Shown:
+        return self.read_folder(run_directory, tracked_id(run_directory), renamed(run_directory))
+
+    def read_folder(self, folder: Path, run_id: str, renamed: Mapping[str, str]) -> Shown:
+        """What `wandb sync` would upload of a run.
+
+        Args:
+            folder: Where the SDK's folder `wandb` is. run_id: Id in W&B. renamed: Key -> name in W&B.
+        """
+        whole = OfflineRun()
+        files: dict[str, bytes] = {}
+        for path in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/run-*.wandb")):
+            part = read_offline_run(path)
+            whole.rows += part.rows
+            whole.config |= part.config
+            whole.summary |= part.summary
+            whole.exit_code = part.exit_code
+            media = part.folder / "files"
+            files |= {str(file.relative_to(media)): file.read_bytes() for file in media.rglob("*") if file.is_file()}
+        steps = [step for step, _ in whole.rows]
+        if steps != sorted(set(steps)):
+            raise AssertionError(f"rows are twice, or out of order: {steps}")
+        shown = shown_rows([row for _, row in whole.rows], files, renamed)
+        shown.config = flatten({key: value for key, value in whole.config.items() if not key.startswith("_wandb")})
+        shown.status = _status(whole.exit_code, whole.summary)
+        return shown
+
+
+def tracked_id(run_directory: Path) -> str:
+    """Id of a run in W&B, as `run.json` has it."""
+    return RunDirectory.open(run_directory).info.trackers["wandb"]["run_id"]
+
+
+def renamed(run_directory: Path) -> Mapping[str, str]:
+    """Names that W&B has otherwise, as the feed of a run noted them."""
+    states = [state for state in read_states(run_directory) if state.tracker == "wandb"]
+    return states[0].renamed if states else {}
+
+
+def shown_rows(rows: list[dict[str, Any]], files: Mapping[str, bytes], renamed: Mapping[str, str]) -> Shown:
+    """Read rows of a history.
+
+    Args:
+        rows: Values by name. files: The run's files. renamed: Key of the journal -> name in W&B.
+    """
+    shown = Shown()
+    names = {spelled: name for name, spelled in renamed.items()}
+    for row in rows:
+        step = row["global_step"]
+        for key, value in row.items():
+            if key in _MESSAGE_KEYS:
+                shown.alerts += [re.sub(r"^\[\w+\] ", "", line) for line in value.split("\n")]
+            elif key not in _OWN_KEYS:
+                _take(shown, names.get(key, key), step, value, files)
+    return shown
+
+
+def _take(shown: Shown, name: str, step: int, value: Any, files: Mapping[str, bytes]) -> None:
+    if not isinstance(value, dict):
+        shown.points.setdefault(name, []).append((step, float(value)))
+        return
+    kind = value["_type"]
+    if kind == "histogram":
+        shown.histograms.setdefault(name, {})[step] = sum(value["values"])
+    elif kind == "html-file":
+        page = files[value["path"]].decode()
+        shown.texts.setdefault(name, {})[step] = html.unescape(re.sub(r"^<div[^>]*>|</div>$", "", page))
+    elif kind == "table-file":
+        shown.tables.setdefault(name, {})[step] = json.loads(files[value["path"]])["data"]
+    elif kind == "image-file" and files[value["path"]]:
+        shown.images.add((name, step))
+
+
+def _status(exit_code: int | None, summary: Mapping[str, Any]) -> str:
+    if exit_code is None:
+        return "running"
+    status = str(summary.get("status"))
+    if status != _STATUS_BY_EXIT[exit_code] and (status, exit_code) != ("crashed", 1):
+        raise AssertionError(f"the run ended with {exit_code}, and says {status!r}")
+    return status
+
+
+def _artifact_name(name: str, run_id: str) -> str:
+    return name.removesuffix(f"-{run_id.partition('-')[0]}")
