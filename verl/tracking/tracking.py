@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel
 
-from verl.config.environment import resolve_log_dir
+from verl.config.environment import process_rank, resolve_log_dir, variable
 from verl.config.schema import PPOConfig, TrainerConfig
 from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
 from verl.tracking.feed import FeedSource
 from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
+from verl.tracking.mixed_data import sort_data
+from verl.tracking.rank_messages import RankMessage, RankMessages
 from verl.tracking.recorder import Recorder
 from verl.tracking.table import proxies_of_environment
 from verl.tracking.tracker_watch import TrackerWatch
@@ -46,6 +48,9 @@ class Tracking(Recorder):
     Whatever a tracker does, no call here raises for it or waits for it; the only error after the start is
     `JournalError`, when the run directory cannot be written.
 
+    With several processes all of them run the same code, and only rank 0 writes: on the others `Tracking(...)` is a
+    `SilentTracking`. If `{rank}` is in the name of the run directory, each process has one of its own.
+
     Args:
         project_name: Project.
         experiment_name: Name of the run for people.
@@ -56,6 +61,7 @@ class Tracking(Recorder):
         total_steps: Steps of the run, if known.
         async_log: Feed trackers from a relay process (default), or here, in each call, for debugging.
         wandb_proxy: Proxy for W&B alone; nothing = VERL_WANDB_PROXY.
+        rank: Number of this process among all; nothing = RANK, which torchrun sets, else 0.
         opened: A run directory whose attempt this process has started already, with the attempt's number.
 
     Attributes:
@@ -63,11 +69,26 @@ class Tracking(Recorder):
         writer: The methods of TensorBoard's `SummaryWriter`, for every tracker.
         step: The step last begun or logged.
         run_directory: The run directory.
+        rank_messages: What other ranks want to tell people, for `verl.distributed.metric_reduction`.
 
     Raises:
         TrackerError: A tracker is unknown or not installed.
         JournalError: The run directory cannot be written, or another process uses it.
     """
+
+    def __new__(
+        cls,
+        *_: Any,
+        log_dir: str | None = None,
+        rank: int | None = None,
+        opened: tuple[RunDirectory, int] | None = None,
+        **__: Any,
+    ) -> Self:
+        if cls is Tracking and opened is None and _is_silent(log_dir, rank):
+            from verl.tracking.silent_tracking import SilentTracking  # it extends this class
+
+            return cast(Self, object.__new__(SilentTracking))
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -80,22 +101,22 @@ class Tracking(Recorder):
         total_steps: int | None = None,
         async_log: bool | None = None,
         wandb_proxy: str | None = None,
+        rank: int | None = None,
         opened: tuple[RunDirectory, int] | None = None,
     ) -> None:
-        defaults = TrainerConfig()
-        backends = defaults.logger if default_backend is None else default_backend
-        trackers = [backends] if isinstance(backends, str | type | TrainerLogger) else list(backends)
+        trackers = listed(default_backend)
         TrackerSet.check(trackers)
-        directory, attempt = opened or _new_attempt(project_name, experiment_name, log_dir)
+        directory, attempt = opened or _new_attempt(project_name, experiment_name, _with_rank(log_dir, rank))
         super().__init__(directory.path)
         self.run_directory = directory
         self.metrics = MetricBuffer()
+        self.rank_messages = RankMessages(self._tell)
         self.writer = Writer(self)
         self._attempt = attempt
         self._process = os.getpid()
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
-        is_inline = not (defaults.async_log if async_log is None else async_log)
+        is_inline = not (TrainerConfig().async_log if async_log is None else async_log)
         proxies = proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
         try:
             source = FeedSource(directory, attempt, total_steps, proxies)
@@ -164,8 +185,25 @@ class Tracking(Recorder):
         )
 
     def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
-        """The same as `log_metrics`."""
-        self.log_metrics(data, step)
+        """Log the values of a step, each as what it is; none of them raises.
+
+        Args:
+            data: Numbers as metrics, texts (and lists of texts) as text, arrays, tensors and lists of several numbers
+                as histograms, images of Pillow as images; dictionaries in it with keys joined by `/`. Anything else
+                is left out with a warning.
+            step: Training step; nothing = the current one.
+        """
+        if not isinstance(data, Mapping):
+            self.warn_once("log", f"not logged: data is a dictionary of values by key, not a {type(data).__name__}")
+            return
+        found = sort_data(data)
+        self.log_metrics(found.numbers, step)
+        for key, text in found.texts.items():
+            self.log_text(key, text, self.step)
+        for key, values in found.distributions.items():
+            self.log_histogram(key, values, self.step)
+        for key, image in found.images.items():
+            self.log_image(key, image, self.step, "HWC")
 
     def log_config(self, config: BaseModel | Mapping[str, Any]) -> None:
         """Record the resolved configuration (secrets are masked); the same one again changes nothing."""
@@ -179,6 +217,12 @@ class Tracking(Recorder):
     def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
         """Tell people, in every tracker, something that they should look at."""
         self._append(Kind.ALERT, self.step, title=str(title), text=str(text), level=level)
+
+    def _tell(self, message: RankMessage) -> None:
+        if message.title:
+            self.alert(*message)
+        else:
+            self.note(message.text, message.level)
 
     def wait_until_open(self, seconds: float = OPEN_SECONDS) -> None:
         """Wait until every tracker with a server has its id in `run.json`, or has failed once; never longer than this.
@@ -264,6 +308,24 @@ class Tracking(Recorder):
             self.warn_once(f"{kind} record", f"not logged: {error}")
             return
         self._trackers.push(record)
+
+
+def listed(default_backend: Tracker | Sequence[Tracker] | None) -> list[Tracker]:
+    """The trackers that `default_backend` means."""
+    backends = TrainerConfig().logger if default_backend is None else default_backend
+    return [backends] if isinstance(backends, str | type | TrainerLogger) else list(backends)
+
+
+def _is_silent(log_dir: str | None, rank: int | None) -> bool:
+    """Whether this process writes nothing: it is not the first, and has no run directory of its own."""
+    if (process_rank().rank if rank is None else rank) == 0:
+        return False
+    return "{rank}" not in (log_dir or variable("VERL_LOG_DIR") or "")
+
+
+def _with_rank(log_dir: str | None, rank: int | None) -> str | None:
+    given = log_dir or variable("VERL_LOG_DIR")
+    return log_dir if given is None or rank is None else given.replace("{rank}", str(rank))
 
 
 @dataclass(frozen=True, slots=True)
