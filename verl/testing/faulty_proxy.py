@@ -121,14 +121,18 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+
+    @property
+    def _proxy(self) -> FaultyProxy:
+        assert isinstance(self.server, _Server)
+        return self.server.proxy
 
     def setup(self) -> None:
         super().setup()
-        self.server.proxy._open.add(self.connection)
+        self._proxy._open.add(self.connection)
 
     def finish(self) -> None:
-        self.server.proxy._open.discard(self.connection)
+        self._proxy._open.discard(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
 
@@ -136,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _handle(self) -> None:
-        proxy = self.server.proxy
+        proxy = self._proxy
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         proxy.requests.append((self.command, self.path))
         if proxy.fault is not None and proxy._has_fault(self.command, self.path):

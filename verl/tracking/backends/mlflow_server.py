@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.environment import variable
 from verl.config.secrets import mask_text
+from verl.tracking.logger import StateLostError
 from verl.tracking.reachability import without_credentials
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _PACKAGE_SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _SPEAKERS = ("mlflow", "requests", "sqlalchemy", "urllib3")
 """Packages whose errors are about MLflow's work; all others are told as they are."""
@@ -57,8 +59,8 @@ class RefusedError(MlflowTroubleError):
     """MLflow works, but does not take what it was given."""
 
 
-class GoneError(MlflowTroubleError):
-    """What was asked for does not exist (any more)."""
+class GoneError(MlflowTroubleError, StateLostError):
+    """What was asked for does not exist (any more): the run, unless MLflow was asked for something else."""
 
 
 class MlflowServer:
