@@ -28,6 +28,9 @@ LOWEST_TEMPERATURE = 1e-3
 MODEL_PART = "model_score"
 """Name of the reward model's part of the reward, beside the names of the reward functions."""
 
+SHORTEST_SYSTEM_INTERVAL = 0.1
+"""Least seconds between two samples of the machine."""
+
 _NOT_A_CHECKPOINT = ("", "auto", "latest", "last", "newest", "true", "yes")
 
 
@@ -82,6 +85,24 @@ def resume_from_checkpoint(value: Any) -> Any:
         raise ValueError(
             "must be a checkpoint folder, `auto` for the newest one in the run directory, or null to start afresh"
         )
+    return value
+
+
+def system_metrics_interval(value: float | None) -> float | None:
+    """Off, or seldom enough for a sample to cost nothing."""
+    if value is not None and 0 < value < SHORTEST_SYSTEM_INTERVAL:
+        raise ValueError(f"must be 0 or null (no samples), or at least {SHORTEST_SYSTEM_INTERVAL} seconds")
+    return value
+
+
+def health_stop_on(value: list[str], rules: Sequence[str]) -> list[str]:
+    """Names of health rules."""
+    for name in value:
+        if name not in rules:
+            nearest = nearest_name(name, rules)
+            suggestion = f"; did you mean `{nearest}` instead of {shown(name)}?" if nearest else ""
+            known = ", ".join(f"`{rule}`" for rule in rules)
+            raise ValueError(f"must be health rules: {known}{suggestion}")
     return value
 
 
@@ -183,6 +204,20 @@ def validation(test_freq: int | None, train_files: Sequence[str], val_files: Seq
             "`trainer.test_freq` asks for validation, but there are no validation prompts: give `data.val_files`, or"
             f" leave `trainer.test_freq` out; given: {test_freq}",
         )
+    ]
+
+
+def health_rules_off(stop_on: Sequence[str], rules_off: Sequence[str]) -> list[Problem]:
+    """A rule that is to stop the run must be watched."""
+    key = "trainer.health.stop_on"
+    return [
+        Problem(
+            key,
+            f"`{key}` names the rule `{name}`, which is off: turn `trainer.health.{name}.enabled` and"
+            f" `trainer.health.enabled` on, or leave it out; given: {shown(list(stop_on))}",
+        )
+        for name in stop_on
+        if name in rules_off
     ]
 
 

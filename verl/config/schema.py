@@ -245,6 +245,102 @@ class AlgorithmConfig(Group):
     kl_ctrl: KlControlConfig = Field(default_factory=KlControlConfig, description="Coefficient of that KL.")
 
 
+class HealthRuleConfig(Group):
+    enabled: bool = Field(default=True, description="Watch for this.")
+
+
+class KlBlowUpConfig(HealthRuleConfig):
+    limit: float = Field(default=1.0, gt=0, description="Largest healthy `kl/kl_divergence`, in nats per token.")
+    update_limit: float = Field(default=0.2, gt=0, description="Largest healthy `policy/approx_kl`, in nats per token.")
+    factor: float = Field(default=10.0, gt=1, description="Largest healthy `kl/kl_divergence` as a multiple of its recent median, once it is above 0.2.")
+    patience: int = Field(default=2, ge=1, description="Records in a row beyond a limit before the alert.")
+
+
+class EntropyCollapseConfig(HealthRuleConfig):
+    fraction: float = Field(default=0.1, gt=0, lt=1, description="Smallest healthy `policy/entropy` as a fraction of its early median.")
+    minimum: float = Field(default=0.005, ge=0, description="Smallest healthy `policy/entropy`, in nats per token.")
+    patience: int = Field(default=3, ge=1, description="Records in a row below a limit before the alert.")
+
+
+class GradientExplosionConfig(HealthRuleConfig):
+    factor: float = Field(default=10.0, gt=1, description="Largest healthy gradient norm as a multiple of its recent median.")
+    sudden_factor: float = Field(default=100.0, gt=1, description="Multiple of the recent median that is an alert at once, without patience.")
+    minimum: float = Field(default=1.0, ge=0, description="Gradient norms up to this are healthy in any case.")
+    patience: int = Field(default=3, ge=1, description="Records in a row above `factor` before the alert.")
+
+
+class NotFiniteConfig(HealthRuleConfig):
+    keys: StringList = Field(default=["loss", "loss/*", "*/loss", "*_loss", "*grad_norm*", "kl/*", "policy/*", "advantage/*", "reward/*", "value/*mean"], description="Metrics that must not be NaN or infinite: names, `*` stands for any characters.")
+
+
+class RewardFlatConfig(HealthRuleConfig):
+    window: int = Field(default=30, ge=2, description="Records within which the mean reward must move.")
+    tolerance: float = Field(default=1e-3, ge=0, description="Movement that counts as none, as a fraction of the mean reward.")
+    no_progress_after: int | None = Field(default=200, ge=40, description="Records after which the mean reward must be above that of the first ones; nothing = it need not.")
+
+
+class GroupsEqualConfig(HealthRuleConfig):
+    limit: float = Field(default=0.95, gt=0, le=1, description="Smallest unhealthy `reward/group_zero_variance_fraction`.")
+    patience: int = Field(default=10, ge=1, description="Records in a row at the limit or above before the alert.")
+
+
+class LengthDriftConfig(HealthRuleConfig):
+    growth: float = Field(default=4.0, gt=1, description="Largest healthy `length/response_mean` as a multiple of its early median.")
+    shrinkage: float = Field(default=0.25, gt=0, lt=1, description="Smallest healthy `length/response_mean` as a fraction of its early median.")
+    patience: int = Field(default=3, ge=1, description="Records in a row beyond a limit before the alert.")
+
+
+class TruncationConfig(HealthRuleConfig):
+    limit: float = Field(default=0.5, gt=0, le=1, description="Largest healthy `length/truncated_fraction`.")
+    patience: int = Field(default=5, ge=1, description="Records in a row above the limit before the alert.")
+
+
+class ClippingConfig(HealthRuleConfig):
+    limit: float = Field(default=0.4, gt=0, le=1, description="Largest healthy `policy/clip_fraction`.")
+    patience: int = Field(default=3, ge=1, description="Records in a row above the limit before the alert.")
+
+
+class StalledStepConfig(HealthRuleConfig):
+    factor: float = Field(default=10.0, gt=1, description="Longest healthy step as a multiple of the median step.")
+    minimum_seconds: float = Field(default=600.0, gt=0, description="Steps up to this long are healthy in any case.")
+
+
+class HealthConfig(Group):
+    enabled: bool = Field(default=True, description="Look at the metrics as they are logged, and alert people to what is unhealthy.")
+    stop_on: StringList = Field(default=[], description="Rules whose alert ends the run after the step, with a checkpoint and the status failed.")
+    history: int = Field(default=10, ge=3, description="Records that make an early or recent median; before, rules that need one are silent.")
+    repeat_after: int = Field(default=200, ge=1, description="Steps after which an alert that still holds is given again.")
+    recover_after: int = Field(default=5, ge=1, description="Healthy records in a row after which a rule may alert again.")
+    kl_blow_up: KlBlowUpConfig = Field(default_factory=KlBlowUpConfig, description="The policy runs away from the reference, or far within one step.")
+    entropy_collapse: EntropyCollapseConfig = Field(default_factory=EntropyCollapseConfig, description="The policy has stopped to explore.")
+    gradient_explosion: GradientExplosionConfig = Field(default_factory=GradientExplosionConfig, description="Gradient norms far above what they were.")
+    not_finite: NotFiniteConfig = Field(default_factory=NotFiniteConfig, description="NaN or infinite metrics.")
+    reward_flat: RewardFlatConfig = Field(default_factory=RewardFlatConfig, description="The reward does not move, or never rose.")
+    groups_equal: GroupsEqualConfig = Field(default_factory=GroupsEqualConfig, description="Nearly all groups have equal rewards, so nothing is learned from them.")
+    length_drift: LengthDriftConfig = Field(default_factory=LengthDriftConfig, description="Responses grow or shrink far from their early length.")
+    truncation: TruncationConfig = Field(default_factory=TruncationConfig, description="Many responses are cut by the token limit.")
+    clipping: ClippingConfig = Field(default_factory=ClippingConfig, description="Many tokens hit the clip range.")
+    stalled_step: StalledStepConfig = Field(default_factory=StalledStepConfig, description="No step ends for far longer than usual.")
+
+    @classmethod
+    def rule_names(cls) -> tuple[str, ...]:
+        """The rules, each a group of its own."""
+        return tuple(
+            name
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, HealthRuleConfig)
+        )
+
+    def rules_off(self) -> tuple[str, ...]:
+        """The rules that are not watched."""
+        return tuple(name for name in self.rule_names() if not (self.enabled and getattr(self, name).enabled))
+
+    @field_validator("stop_on")
+    @classmethod
+    def _check_stop_on(cls, value: list[str]) -> list[str]:
+        return checks.health_stop_on(value, cls.rule_names())
+
+
 class TrainerConfig(Group):
     project_name: str = Field(default="verl", min_length=1, description="Project in the trackers.")
     experiment_name: str | None = Field(default=None, description="Name of the run; nothing = made of algorithm, model and date.")
@@ -268,6 +364,8 @@ class TrainerConfig(Group):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to compute.")
     num_threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads of torch; nothing = all cores.")
     hook_errors: Literal["stop", "warn"] = Field(default="stop", description="What a hook that raises does to the run.")
+    system_metrics_interval: float | None = Field(default=10.0, ge=0, description="Seconds between samples of the machine (`system/...`: processor, memory, disk, network, GPUs); 0 or nothing = none.")
+    health: HealthConfig = Field(default_factory=HealthConfig, description="Alerts to what is unhealthy, see docs/health.md.")
 
     @field_validator("logger")
     @classmethod
@@ -283,6 +381,11 @@ class TrainerConfig(Group):
     @classmethod
     def _check_log_val_generations(cls, value: int | float) -> int | float:
         return checks.log_val_generations(value)
+
+    @field_validator("system_metrics_interval")
+    @classmethod
+    def _check_system_metrics_interval(cls, value: float | None) -> float | None:
+        return checks.system_metrics_interval(value)
 
     @field_validator("resume_from_checkpoint", mode="before")
     @classmethod
@@ -378,6 +481,7 @@ class PPOConfig(Group):
             *checks.engine(rollout.name, rollout.max_turns),
             *checks.trace_backend(rollout.trace.backend),
             *checks.validation(self.trainer.test_freq, self.data.train_files, self.data.val_files),
+            *checks.health_rules_off(self.trainer.health.stop_on, self.trainer.health.rules_off()),
             *checks.reward_names(
                 [function.name or function.path for function in self.reward.functions], self.reward.model.path
             ),

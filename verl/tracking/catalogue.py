@@ -21,6 +21,8 @@ _UP, _DOWN, _WATCH = Direction.UP, Direction.DOWN, Direction.WATCH
 
 _NO_CRITIC = "no critic (adv_estimator other than gae)"
 _NO_REFERENCE = "no reference policy is used (neither KL in the reward nor a KL loss)"
+_NO_SAMPLE = "system_metrics_interval is 0, or no sample was taken since the last record"
+_NO_GPU = "no NVIDIA GPU, or no sample was taken since the last record"
 _NO_VALIDATION = "no validation data, or not a validation step"
 
 # fmt: off
@@ -99,7 +101,25 @@ HEALTH = (
     MetricSpec("mismatch/logprob_diff_mean", _MEAN, "nats/token", _DOWN, "Mean absolute difference of log-probs between rollout engine and trainer.", "below 0.01"),
     MetricSpec("mismatch/logprob_diff_max", _MAX, "nats/token", _DOWN, "Largest absolute difference of log-probs between rollout engine and trainer.", "below 1"),
     MetricSpec("progress/epoch", _LAST, "epochs", _UP, "Passes over the training prompts so far."),
-    MetricSpec("system/memory_bytes", _MAX, "bytes", _DOWN, "Memory of the training process (resident; on a GPU, allocated on it).", "steady"),
+)
+SYSTEM = (
+    MetricSpec("system/cpu_percent", _MEAN, "%", _WATCH, "Use of the machine's processors; 100 = all of them.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/process_cpu_percent", _MEAN, "%", _WATCH, "Processor use of the training process and its children; 100 = one core.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/memory_bytes", _MAX, "bytes", _DOWN, "Resident memory of the training process.", "steady", _NO_SAMPLE),
+    MetricSpec("system/memory_used_fraction", _MAX, "fraction", _DOWN, "Used share of the memory of the machine, or of the container if that is nearer to its limit.", "below 0.9", _NO_SAMPLE),
+    MetricSpec("system/disk_free_bytes", _MIN, "bytes", _UP, "Free space on the disk of the run directory.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/disk_used_fraction", _MAX, "fraction", _DOWN, "Used share of that disk.", "below 0.9", _NO_SAMPLE),
+    MetricSpec("system/disk_read_bytes_per_second", _MEAN, "bytes/s", _WATCH, "Read from the disks of the machine.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/disk_write_bytes_per_second", _MEAN, "bytes/s", _WATCH, "Written to the disks of the machine.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/network_sent_bytes_per_second", _MEAN, "bytes/s", _WATCH, "Sent by the network cards of the machine.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/network_received_bytes_per_second", _MEAN, "bytes/s", _WATCH, "Received by the network cards of the machine.", absent_when=_NO_SAMPLE),
+    MetricSpec("system/gpu_<index>/utilisation", _MEAN, "%", _UP, "Share of the time in which the GPU computed.", "high in the update phases", _NO_GPU),
+    MetricSpec("system/gpu_<index>/memory_used", _MEAN, "bytes", _WATCH, "Used memory of the GPU, by all processes.", absent_when=_NO_GPU),
+    MetricSpec("system/gpu_<index>/memory_used_max", _MAX, "bytes", _DOWN, "Most memory of the GPU used at a sample.", absent_when=_NO_GPU),
+    MetricSpec("system/gpu_<index>/memory_used_fraction", _MAX, "fraction", _DOWN, "Largest used share of the GPU's memory at a sample.", "below 0.95", _NO_GPU),
+    MetricSpec("system/gpu_<index>/temperature", _MAX, "°C", _DOWN, "Highest temperature of the GPU at a sample.", "below 85", _NO_GPU),
+    MetricSpec("system/gpu_<index>/power", _MEAN, "W", _WATCH, "Power that the GPU draws.", absent_when=_NO_GPU),
+    MetricSpec("system/torch_memory_bytes", _MAX, "bytes", _DOWN, "Memory that torch has allocated on the GPU at the end of a step.", "steady", "training is not on a GPU"),
 )
 VALIDATION = (
     MetricSpec("val/reward_mean", _MEAN, "", _UP, "Mean reward over all validation samples.", "rises with the training reward", _NO_VALIDATION),
@@ -120,6 +140,7 @@ SECTIONS: dict[str, tuple[MetricSpec, ...]] = {
     "Lengths": LENGTH,
     "Speed": SPEED,
     "Health": HEALTH,
+    "System": SYSTEM,
     "Validation": VALIDATION,
 }
 
@@ -131,6 +152,9 @@ DISTRIBUTIONS: dict[str, str] = {
     "samples/prompt_response": "Text: sampled prompts with their responses (`trainer.log_train_samples`).",
     "val/generations": "Table: validation prompts, responses and rewards (`trainer.log_val_generations`).",
 }
+
+TIME_DEPENDENT = ("timing/", "throughput/", "system/")
+"""How the keys begin whose values depend on the clock and the machine; all others are the same in a resumed run."""
 
 CATALOGUE: dict[str, MetricSpec] = {spec.key: spec for section in SECTIONS.values() for spec in section}
 """Every built-in metric by key; keys with `<...>` are patterns."""

@@ -19,15 +19,17 @@ from typing import Any, Literal, Self, cast
 from pydantic import BaseModel
 
 from verl.config.environment import process_rank, resolve_log_dir, variable
-from verl.config.schema import PPOConfig, TrainerConfig
+from verl.config.schema import HealthConfig, PPOConfig, TrainerConfig
 from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
 from verl.tracking.feed import FeedSource
+from verl.tracking.health import HealthMonitor
 from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.mixed_data import sort_data
 from verl.tracking.rank_messages import RankMessage, RankMessages
 from verl.tracking.recorder import Recorder
+from verl.tracking.system_metrics import SystemSampler
 from verl.tracking.table import proxies_of_environment
 from verl.tracking.tracker_watch import TrackerWatch
 from verl.tracking.trackers import Tracker, TrackerSet
@@ -62,6 +64,9 @@ class Tracking(Recorder):
         async_log: Feed trackers from a relay process (default), or here, in each call, for debugging.
         wandb_proxy: Proxy for W&B alone; nothing = VERL_WANDB_PROXY.
         rank: Number of this process among all; nothing = RANK, which torchrun sets, else 0.
+        system_metrics_interval: Seconds between samples of the machine, whose means and maxima since the last record
+            join each step's metrics as `system/...` (a key of yours of the same name wins); nothing or 0 = none.
+        health: Rules that watch the metrics and alert people, such as `HealthConfig()`; nothing = none.
         opened: A run directory whose attempt this process has started already, with the attempt's number.
 
     Attributes:
@@ -102,6 +107,8 @@ class Tracking(Recorder):
         async_log: bool | None = None,
         wandb_proxy: str | None = None,
         rank: int | None = None,
+        system_metrics_interval: float | None = None,
+        health: HealthConfig | None = None,
         opened: tuple[RunDirectory, int] | None = None,
     ) -> None:
         trackers = listed(default_backend)
@@ -116,6 +123,8 @@ class Tracking(Recorder):
         self._process = os.getpid()
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
+        self._sampler: SystemSampler | None = None
+        self._health: HealthMonitor | None = None
         is_inline = not (TrainerConfig().async_log if async_log is None else async_log)
         proxies = proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
         try:
@@ -123,6 +132,10 @@ class Tracking(Recorder):
             self._trackers = TrackerSet(trackers, source, is_inline=is_inline)
             self._journal = JournalWriter(directory, attempt=attempt)
             self._begin(project_name, experiment_name, total_steps)
+            if system_metrics_interval:
+                self._sampler = SystemSampler(self.home, system_metrics_interval, self._warn)
+            if health is not None and health.enabled:
+                self._health = HealthMonitor(health, self.alert)
         except BaseException:
             directory.finish_attempt("failed", attempt)
             raise
@@ -145,7 +158,7 @@ class Tracking(Recorder):
                 run_dir_name=self.home.name,
             )
             self._trackers.start()
-            self._watch = TrackerWatch(self._trackers.news, lambda text: self.note(text, level="warning"))
+            self._watch = TrackerWatch(self._trackers.news, self._warn)
         except BaseException:
             self._journal.close()
             raise
@@ -181,6 +194,8 @@ class Tracking(Recorder):
             total_steps=total_steps,
             async_log=config.trainer.async_log,
             wandb_proxy=config.trainer.wandb_proxy,
+            system_metrics_interval=config.trainer.system_metrics_interval,
+            health=config.trainer.health,
             opened=(run_directory, attempt),
         )
 
@@ -205,6 +220,15 @@ class Tracking(Recorder):
         for key, image in found.images.items():
             self.log_image(key, image, self.step, "HWC")
 
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        step = self._step_of(step)
+        if self._health is not None:
+            self._health.begin_step(step)
+        if self._sampler is not None and metrics:
+            sampled = self._sampler.take(step)
+            metrics = {**metrics, **{key: value for key, value in sampled.items() if key not in metrics}}
+        super().log_metrics(metrics, step)
+
     def log_config(self, config: BaseModel | Mapping[str, Any]) -> None:
         """Record the resolved configuration (secrets are masked); the same one again changes nothing."""
         content = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
@@ -217,6 +241,15 @@ class Tracking(Recorder):
     def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
         """Tell people, in every tracker, something that they should look at."""
         self._append(Kind.ALERT, self.step, title=str(title), text=str(text), level=level)
+
+    def check_health(self) -> None:
+        """Raise if a health rule that is to end the run has fired; for places where it can end in order.
+
+        Raises:
+            HealthStopError: A rule of `health.stop_on` has.
+        """
+        if self._health is not None:
+            self._health.check()
 
     def _tell(self, message: RankMessage) -> None:
         if message.title:
@@ -234,12 +267,18 @@ class Tracking(Recorder):
     def rewind(self, to_step: int) -> None:
         """Say that training goes on from an earlier step: what was logged after it is superseded."""
         self.step = self._step_of(to_step)
+        if self._sampler is not None:
+            self._sampler.rewind(self.step)
+        if self._health is not None:
+            self._health.reset()
         self._append(Kind.REWIND, self.step, to=self.step)
 
     def progress(self, step: int) -> None:
         """Say that a step begins, logged or not. Costs next to nothing."""
         self.step = self._step_of(step)
         self._trackers.progress(self.step)
+        if self._health is not None:
+            self._health.begin_step(self.step)
 
     def flush(self) -> None:
         self._trackers.hurry()
@@ -267,7 +306,9 @@ class Tracking(Recorder):
             return
         self._is_finished = True
         atexit.unregister(self._finish_at_exit)
-        self._watch.stop()
+        for watcher in (self._watch, self._sampler, self._health):
+            if watcher is not None:
+                watcher.stop()
         try:
             self._append(Kind.FINISH, self.step, status=status, error=error)
             self._journal.sync()
@@ -308,6 +349,11 @@ class Tracking(Recorder):
             self.warn_once(f"{kind} record", f"not logged: {error}")
             return
         self._trackers.push(record)
+        if self._health is not None and kind == Kind.METRICS and step is not None:
+            self._health.observe(step, fields["metrics"])
+
+    def _warn(self, text: str) -> None:
+        self.note(text, level="warning")
 
 
 def listed(default_backend: Tracker | Sequence[Tracker] | None) -> list[Tracker]:

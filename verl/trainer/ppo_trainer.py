@@ -20,7 +20,6 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from verl.algorithms.kl import build_kl_controller
@@ -32,6 +31,7 @@ from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
 from verl.tracing.trajectory_store import TrajectoryStore
 from verl.tracking import Direction, Tracking, check_tracker, lookup
+from verl.tracking.health import HealthStopError
 from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts
 from verl.trainer.checkpoint import CheckpointStore, seed_everything
@@ -148,7 +148,6 @@ class PPOTrainer:
         )
         self._step_end = self._state.step_end()
         self._validated: tuple[int, float] | None = None
-        self._process = psutil.Process()
         self._timer = PhaseTimer()
         self._has_trained = False
 
@@ -183,6 +182,9 @@ class PPOTrainer:
                 except StopRequested as request:
                     status, stopped_by = "killed", request.signal_name
                     self._save_checkpoint()
+                except HealthStopError:
+                    self._save_checkpoint()
+                    raise
                 self._hooks.run("on_train_end", self, {"status": status, "step": self._done_steps})
             except BaseException as raised:
                 status = "killed" if isinstance(raised, KeyboardInterrupt) else "failed"
@@ -224,6 +226,7 @@ class PPOTrainer:
         while self._done_steps < self.total_steps:
             stop.check()
             self._step(self._done_steps + 1, stop)
+            tracking.check_health()
         if config.log_embeddings:
             log_embeddings(tracking, parts, step=self.total_steps)
         self._save_checkpoint()
@@ -271,7 +274,7 @@ class PPOTrainer:
                     parts.critic, self._critic_optimization, batch, critic_plan(config, step), critic.cliprange_value
                 )
             add_critic_metrics(metrics, critic_update, self._critic_optimization.learning_rate)
-            self._alert_skipped("critic", critic_update.grad_norms)
+            self._note_skipped("critic", critic_update.grad_norms)
             self._critic_optimization.end_step()
         if parts.critic is None or step > critic.warmup_steps:
             with timer.phase("update_actor"):
@@ -286,7 +289,7 @@ class PPOTrainer:
                     scale_length,
                 )
             add_actor_metrics(metrics, actor_update, self._actor_optimization.learning_rate)
-            self._alert_skipped("policy", actor_update.grad_norms)
+            self._note_skipped("policy", actor_update.grad_norms)
         self._actor_optimization.end_step()
         self._coroutines.run(parts.engine.update_weights(step))
         if estimate.penalty_kl is not None and estimate.penalty_kl.count:
@@ -312,7 +315,7 @@ class PPOTrainer:
         seconds = timer.finish()
         self._timer = timer = PhaseTimer()  # the record is made here, so what follows counts to the next step
         with timer.phase("logging"):
-            add_timing_metrics(metrics, seconds, batch, self._process)
+            add_timing_metrics(metrics, seconds, batch)
             metrics.add("progress/epoch", epochs_done(self.config, self.parts.train_prompts, step))
             if is_last or _is_due(step, config.log_step_interval):
                 record = {**metrics.reduce(), **record}
@@ -381,13 +384,14 @@ class PPOTrainer:
         path = self._checkpoints.save(step, metric, write)
         self._hooks.run("on_checkpoint_saved", self, {"path": path, "step": step})
 
-    def _alert_skipped(self, model: str, grad_norms: Sequence[float]) -> None:
+    def _note_skipped(self, model: str, grad_norms: Sequence[float]) -> None:
         skipped = sum(not math.isfinite(norm) for norm in grad_norms)
         if skipped:
-            self.tracking.alert(
-                f"gradient of the {model} is not finite",
-                f"Step {self.global_step}: {skipped} of {len(grad_norms)} optimizer steps were left out. It usually "
-                "means that the learning rate is too high, or that rewards or log-probs are infinite.",
+            self.tracking.warn_once(
+                f"skipped {model}",
+                f"Step {self.global_step}: the gradient of the {model} is not finite, so {skipped} of {len(grad_norms)}"
+                " optimizer steps were left out. It usually means that the learning rate is too high, or that rewards or"
+                " log-probs are infinite. (Told once.)",
             )
 
     def _warn(self, text: str) -> None:

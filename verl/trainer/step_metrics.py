@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -115,20 +114,18 @@ def add_critic_metrics(metrics: MetricBuffer, update: CriticUpdate, learning_rat
     metrics.add("lr/critic", learning_rate)
 
 
-def add_timing_metrics(
-    metrics: MetricBuffer, seconds: Mapping[str, float], batch: RolloutBatch, process: psutil.Process
-) -> None:
-    """Seconds of each phase, what was done per second, and the memory of this process (on a GPU: of the GPU)."""
+def add_timing_metrics(metrics: MetricBuffer, seconds: Mapping[str, float], batch: RolloutBatch) -> None:
+    """Seconds of each phase, what was done per second, and what torch holds on the GPU."""
     for phase, value in seconds.items():
         metrics.add(f"timing/{phase}", value)
     tokens = sum(len(t.prompt_ids) + len(t.response_ids) for t in batch.trajectories)
     # Weighted by time, so that several steps give all that was done over all the time it took.
     metrics.add("throughput/rollout_per_second", len(batch) / seconds["rollout"], seconds["rollout"])
     metrics.add("throughput/step_per_second", 1 / seconds["step"], seconds["step"])
-    device = batch.mask_BT.device
-    on_gpu = device.type == "cuda"
-    metrics.add("system/memory_bytes", torch.cuda.memory_allocated(device) if on_gpu else process.memory_info().rss)
     metrics.add("throughput/tokens_per_second", tokens / seconds["step"], seconds["step"])
+    device = batch.mask_BT.device
+    if device.type == "cuda":
+        metrics.add("system/torch_memory_bytes", torch.cuda.memory_allocated(device))
 
 
 def validation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

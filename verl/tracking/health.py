@@ -1,0 +1,145 @@
+"""Watch the metrics as they are logged, and alert people to what is unhealthy: once, with what to try.
+
+    with Tracking("stocks", "first try", health=HealthConfig(stop_on=["not_finite"])) as tracking:
+        for step in range(1, 101):
+            tracking.log_metrics({"policy/entropy": entropy, "grad_norm/actor": norm}, step)
+            tracking.check_health()  # raises HealthStopError if a rule of `stop_on` fired
+
+The rules are in `health_update_rules.py` and `health_sample_rules.py`; one whose metrics are not logged is silent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from verl.config.schema import HealthConfig
+from verl.errors import VerlError
+from verl.tracking.health_rule import Finding, Rule, Symptom
+from verl.tracking.health_sample_rules import GroupsEqual, LengthDrift, RewardFlat, Truncation
+from verl.tracking.health_update_rules import Clipping, EntropyCollapse, GradientExplosion, KlBlowUp, NotFinite
+from verl.tracking.logger import AlertLevel
+from verl.tracking.stall_watch import StallWatch
+
+log = logging.getLogger("verl.tracking")
+
+
+class HealthStopError(VerlError, RuntimeError):
+    """A health rule of `trainer.health.stop_on` fired; the message names rule and numbers."""
+
+
+class HealthMonitor:
+    """Gives the alerts of one run.
+
+    Args:
+        config: Which rules, their thresholds, and which of them stop the run.
+        alert: Takes title, text and level.
+    """
+
+    def __init__(self, config: HealthConfig, alert: Callable[[str, str, AlertLevel], None]) -> None:
+        self._config = config
+        self._alert = alert
+        self._watched: list[_Watched] = []
+        self._ending: str | None = None
+        self.reset()
+        is_watched = StallWatch.name not in config.rules_off()
+        self._stall_watch = StallWatch(config.stalled_step, self._stalled, self._resumed) if is_watched else None
+
+    def reset(self) -> None:
+        """Begin without a history, as when training goes back to an earlier step."""
+        self._watched = [_Watched(rule, self._config) for rule in build_rules(self._config)]
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at a record that was just logged. Costs some microseconds."""
+        for watched in self._watched:
+            try:
+                finding = watched.judge(step, metrics)
+            except (ArithmeticError, TypeError, ValueError) as error:  # a metric as no rule foresaw it
+                self._watched = [other for other in self._watched if other is not watched]
+                log.warning("the health rule %s is off after step %d: %s", watched.rule.name, step, error)
+                continue
+            if finding is not None:
+                self._tell(watched.rule, f"Step {step}: {finding.numbers}")
+
+    def begin_step(self, step: int) -> None:
+        """Training is at `step`: what is before it has ended."""
+        if self._stall_watch is not None:
+            self._stall_watch.beat(step)
+
+    def check(self) -> None:
+        """Raise if a rule of `stop_on` has fired; to be called where the run can end in order.
+
+        Raises:
+            HealthStopError: One has.
+        """
+        if self._ending is not None:
+            raise HealthStopError(self._ending)
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._stall_watch is not None:
+            self._stall_watch.stop()
+
+    def _tell(self, symptom: Symptom | type[Symptom], found: str) -> None:
+        advice = f"{symptom.meaning} {symptom.advice}"
+        if symptom.name in self._config.stop_on and self._ending is None:
+            self._ending = f"The health rule `{symptom.name}` (trainer.health.stop_on) ended the run. {found}. {advice}"
+        self._alert(symptom.title, f"{found}. {advice} (Health rule `{symptom.name}`.)", symptom.level)
+
+    def _stalled(self, step: int, found: str) -> None:
+        self._tell(StallWatch, found)
+
+    def _resumed(self, step: int, text: str) -> None:
+        self._alert("training goes on", text, "info")
+
+
+class _Watched:
+    """A rule, and whether people have been told."""
+
+    def __init__(self, rule: Rule, config: HealthConfig) -> None:
+        self.rule = rule
+        self._repeat_after, self._recover_after = config.repeat_after, config.recover_after
+        self._unhealthy = self._healthy = 0
+        self._told_at: int | None = None
+        self._told_of: frozenset[str] = frozenset()
+
+    def judge(self, step: int, metrics: Mapping[str, float]) -> Finding | None:
+        """What people are to be told about the record, if anything."""
+        finding = self.rule.look(metrics)
+        if finding is None:
+            return None
+        if not finding.numbers:
+            self._unhealthy = 0
+            if self._told_at is not None:
+                self._healthy += 1
+                if self._healthy >= self._recover_after:
+                    self._told_at, self._told_of = None, frozenset()
+            return None
+        self._healthy = 0
+        self._unhealthy += 1
+        if self._unhealthy < self.rule.patience and not finding.is_urgent:
+            return None
+        told_at = self._told_at
+        if told_at is not None and finding.subjects <= self._told_of and abs(step - told_at) < self._repeat_after:
+            return None
+        self._told_at, self._told_of = step, self._told_of | finding.subjects
+        return finding
+
+
+def build_rules(config: HealthConfig) -> list[Rule]:
+    """The rules over metrics that are on; `stalled_step` has a thread of its own."""
+    history = config.history
+    rules: list[Rule] = [
+        KlBlowUp(config.kl_blow_up, history),
+        EntropyCollapse(config.entropy_collapse, history),
+        GradientExplosion(config.gradient_explosion, history, "grad_norm/actor"),
+        GradientExplosion(config.gradient_explosion, history, "grad_norm/critic"),
+        NotFinite(config.not_finite),
+        RewardFlat(config.reward_flat),
+        GroupsEqual(config.groups_equal),
+        LengthDrift(config.length_drift, history),
+        Truncation(config.truncation),
+        Clipping(config.clipping),
+    ]
+    off = config.rules_off()
+    return [rule for rule in rules if rule.name not in off]

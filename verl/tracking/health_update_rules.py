@@ -1,0 +1,183 @@
+"""Health rules over what the updates do: divergence, entropy, gradients, clipping, numbers that are none.
+
+Thresholds are those of `trainer.health` (`verl.config.schema.HealthConfig`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from verl.config.schema import (
+    ClippingConfig,
+    EntropyCollapseConfig,
+    GradientExplosionConfig,
+    KlBlowUpConfig,
+    NotFiniteConfig,
+)
+from verl.tracking.health_rule import HEALTHY, LARGEST, RECENT, EarlyMedian, Finding, Rule, finite, median
+
+KL_FLOOR = 0.2
+"""Nats per token below which the divergence from the reference is no blow-up, however fast it grew."""
+
+_MOST_NAMED = 5
+
+
+class KlBlowUp(Rule):
+    """The policy runs away from the reference, over the run or within a step."""
+
+    name, title, level = "kl_blow_up", "KL blow-up", "error"
+    meaning = "The policy changes faster than it is held: often it has begun to exploit the reward, and texts get odd."
+    advice = (
+        "Look at samples; try a lower learning rate, a larger KL coefficient (algorithm.kl_ctrl.kl_coef or "
+        "actor_rollout_ref.actor.kl_loss_coef), fewer ppo_epochs or smaller clip ranges."
+    )
+
+    def __init__(self, config: KlBlowUpConfig, history: int) -> None:
+        self._config, self._history = config, history
+        self.patience = config.patience
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        config, problems = self._config, []
+        value, update = finite(metrics, "kl/kl_divergence"), finite(metrics, "policy/approx_kl")
+        if value is None and update is None:
+            return None
+        if value is not None:
+            if value > config.limit:
+                problems.append(f"`kl/kl_divergence` is {value:.3g} nats/token (limit {config.limit:g})")
+            elif value > KL_FLOOR and len(self._recent) >= self._history:
+                usual = median(self._recent)
+                if value > config.factor * usual:
+                    problems.append(
+                        f"`kl/kl_divergence` is {value:.3g} nats/token, more than {config.factor:g} times its recent "
+                        f"median {usual:.3g}"
+                    )
+            self._recent.append(value)
+        if update is not None and update > config.update_limit:
+            problems.append(f"`policy/approx_kl` is {update:.3g} nats/token (limit {config.update_limit:g})")
+        return Finding("; ".join(problems)) if problems else HEALTHY
+
+
+class EntropyCollapse(Rule):
+    """The policy always says the same."""
+
+    name, title = "entropy_collapse", "entropy collapse"
+    meaning = "The policy is nearly deterministic: samples of a prompt become equal, and nothing new is tried any more."
+    advice = (
+        "Try an entropy bonus (actor_rollout_ref.actor.entropy_coeff), a higher clip_ratio_high (0.28), a lower "
+        "learning rate, or a KL term; check that rollout.temperature is 1."
+    )
+
+    def __init__(self, config: EntropyCollapseConfig, history: int) -> None:
+        self._config = config
+        self.patience = config.patience
+        self._early = EarlyMedian(history)
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        value = finite(metrics, "policy/entropy")
+        if value is None:
+            return None
+        self._early.add(value)
+        early, config = self._early.value, self._config
+        if early is None:
+            return None
+        if value < config.minimum:
+            return Finding(
+                f"`policy/entropy` is {value:.3g} nats/token (limit {config.minimum:g}), at first {early:.3g}"
+            )
+        if value < config.fraction * early:
+            percent = 100 * config.fraction
+            return Finding(
+                f"`policy/entropy` is {value:.3g} nats/token, below {percent:g}% of its early median {early:.3g}"
+            )
+        return HEALTHY
+
+
+class GradientExplosion(Rule):
+    """Gradient norms far above what they were."""
+
+    name, title, level = "gradient_explosion", "gradient explosion", "error"
+    meaning = "The updates have become unstable; clipped gradients of that size point anywhere."
+    advice = (
+        "Try a lower learning rate, a warm-up (optim.lr_warmup_steps), a smaller grad_clip; look for outliers in "
+        "`reward/episode_reward_max`, `advantage/max` and `policy/ratio_max`."
+    )
+
+    def __init__(self, config: GradientExplosionConfig, history: int, key: str) -> None:
+        self._config, self._history, self._key = config, history, key
+        self.patience = config.patience
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        value = finite(metrics, self._key)
+        if value is None:
+            return None
+        recent, config = self._recent, self._config
+        usual = median(recent) if len(recent) >= self._history else None
+        if value > 0:  # a batch of equal groups has no gradient, which says nothing of the usual one
+            recent.append(value)
+        if usual is None:
+            return None
+        if value <= config.minimum or value <= config.factor * usual:
+            return HEALTHY
+        numbers = f"`{self._key}` is {value:.3g}, {value / usual:.3g} times its recent median {usual:.3g}"
+        return Finding(numbers, is_urgent=value > config.sudden_factor * usual)
+
+
+class NotFinite(Rule):
+    """NaN or infinite metrics."""
+
+    name, title, level = "not_finite", "metrics are not finite", "error"
+    meaning = "A loss, gradient or reward has overflowed or is 0/0; weights that took it in are of no use any more."
+    advice = (
+        "Go on from an earlier checkpoint with a lower learning rate; check that rewards are finite, and try float32 "
+        "(model.dtype) if log-probs overflow."
+    )
+
+    def __init__(self, config: NotFiniteConfig) -> None:
+        self._patterns = config.keys
+        self._is_watched: dict[str, bool] = {}
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        try:
+            if all(map(math.isfinite, metrics.values())):
+                return HEALTHY
+        except OverflowError:  # a whole number larger than any float
+            pass
+        bad = {key: value for key, value in metrics.items() if not -LARGEST < value < LARGEST and self._watches(key)}
+        if not bad:
+            return HEALTHY
+        named = ", ".join(f"`{key}` is {value}" for key, value in list(bad.items())[:_MOST_NAMED])
+        rest = f", and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
+        return Finding(named + rest, subjects=frozenset(bad))
+
+    def _watches(self, key: str) -> bool:
+        if key not in self._is_watched:
+            self._is_watched[key] = any(fnmatchcase(key, pattern) for pattern in self._patterns)
+        return self._is_watched[key]
+
+
+class Clipping(Rule):
+    """Many tokens hit the clip range."""
+
+    name, title = "clipping", "too many tokens are clipped"
+    meaning = "The updates of a step go further than the clip range allows, so most of the batch no longer teaches."
+    advice = (
+        "Try a lower learning rate, fewer ppo_epochs or larger mini-batches; check `mismatch/logprob_diff_mean`, as "
+        "different log-probs of rollout and trainer clip, too."
+    )
+
+    def __init__(self, config: ClippingConfig) -> None:
+        self._limit = config.limit
+        self.patience = config.patience
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        value = finite(metrics, "policy/clip_fraction")
+        if value is None:
+            return None
+        if value <= self._limit:
+            return HEALTHY
+        return Finding(f"`policy/clip_fraction` is {value:.3g} (limit {self._limit:g}) for {self.patience} records")

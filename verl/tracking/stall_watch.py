@@ -1,0 +1,110 @@
+"""Notice that no step ends for far longer than usual; from a thread, as the training thread is stuck then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from verl.config.schema import StalledStepConfig
+from verl.errors import JournalError
+from verl.tracking.health_rule import Symptom, median
+
+log = logging.getLogger("verl.tracking")
+
+_FEWEST_STEPS = 3
+_MOST_STEPS = 100
+_SLOWEST_LOOK_SECONDS = 5.0
+_LONGEST_EARLIER = 1.5
+
+
+class StallWatch(Symptom):
+    """A thread that looks how long the present step takes.
+
+    A step is stalled when it takes longer than `minimum_seconds`, `factor` times the median of the last hundred steps,
+    and one and a half times the longest of them (so that a long validation is told once at most). Before three steps
+    have ended nothing is told: models load, validation runs.
+
+    Args:
+        config: Thresholds.
+        stalled: Called by the thread, once per stall, with the step and the numbers in a sentence.
+        resumed: Called by the training thread, when the step ends after all, with that step and a sentence.
+    """
+
+    name, title, level = "stalled_step", "step is stalled", "error"
+    meaning = "The training thread waits: for a file system, a reward function or server, another rank, or a lock."
+    advice = (
+        "Look where it stands (`py-spy dump --pid PID`); `timing/*` of the steps before tells which phases are usual."
+    )
+
+    def __init__(
+        self, config: StalledStepConfig, stalled: Callable[[int, str], None], resumed: Callable[[int, str], None]
+    ) -> None:
+        self._config = config
+        self._stalled, self._resumed = stalled, resumed
+        self._lock = threading.Lock()
+        self._step: int | None = None
+        self._since = 0.0
+        self._has_begun = False
+        self._durations: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._is_told = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="verl-stall-watch", daemon=True)
+        self._thread.start()
+
+    def beat(self, step: int) -> None:
+        """Training is at `step`; a step that is another than the last one given says that the last one has ended."""
+        if step == self._step:
+            return
+        now = time.monotonic()
+        with self._lock:
+            ended, duration, was_told = self._step, now - self._since, self._is_told
+            if self._has_begun:
+                self._durations.append(duration)
+            self._has_begun = ended is not None  # what lies before the second step given may be no step
+            self._step, self._since, self._is_told = step, now, False
+        if was_told and ended is not None:
+            self._resumed(ended, f"Step {step}: training goes on, after {duration:.0f} s without a step that ended.")
+
+    def stop(self) -> None:
+        """End it; does not wait for an alert that is just being given for long."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _work(self) -> None:
+        wait = _SLOWEST_LOOK_SECONDS
+        while True:
+            asleep = time.monotonic()
+            if self._stop.wait(wait):
+                return
+            late = time.monotonic() - asleep - wait
+            try:
+                wait = self._look(late if late > _SLOWEST_LOOK_SECONDS else 0.0)
+            except (JournalError, OSError) as error:  # a full disk: the training thread says so, too
+                log.warning("cannot tell that a step is stalled: %s", error)
+                wait = _SLOWEST_LOOK_SECONDS
+
+    def _look(self, suspended: float) -> float:
+        """Tell if the step is stalled; returns the seconds until the next look."""
+        with self._lock:
+            self._since += suspended  # a process that was stopped by a signal is not stalled
+            if self._is_told or len(self._durations) < _FEWEST_STEPS or self._step is None:
+                return self._interval()
+            usual, longest = median(self._durations), max(self._durations)
+            limit = max(self._config.factor * usual, self._config.minimum_seconds, _LONGEST_EARLIER * longest)
+            taken = time.monotonic() - self._since
+            if taken <= limit:
+                return min(self._interval(), limit - taken + 0.01)
+            self._is_told, step = True, self._step
+        self._stalled(
+            step,
+            f"Step {step}: no step has ended for {taken:.0f} s (limit {limit:.0f} s; median of the last "
+            f"{len(self._durations)} steps: {usual:.2g} s)",
+        )
+        return self._interval()
+
+    def _interval(self) -> float:
+        return min(_SLOWEST_LOOK_SECONDS, max(self._config.minimum_seconds / 4, 0.02))
