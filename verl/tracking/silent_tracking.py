@@ -58,6 +58,9 @@ class SilentTracking(Tracking):
     def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
         self.step = self._step_of(step)
 
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        self.step = self._step_of(step)
+
     def log_scalars(self, metrics: Mapping[str, Any], step: int | None, walltime: float | None = None) -> None:
         pass
 
@@ -89,8 +92,14 @@ class SilentTracking(Tracking):
     def wait_until_open(self, seconds: float = 0.0) -> None:
         pass
 
+    def rewind(self, to_step: int) -> None:
+        self.step = self._step_of(to_step)
+
     def progress(self, step: int) -> None:
         self.step = self._step_of(step)
+
+    def check_health(self) -> None:
+        pass
 
     def flush(self) -> None:
         pass
