@@ -276,7 +276,7 @@ class NotFiniteConfig(HealthRuleConfig):
 class RewardFlatConfig(HealthRuleConfig):
     window: int = Field(default=30, ge=2, description="Records within which the mean reward must move.")
     tolerance: float = Field(default=1e-3, ge=0, description="Movement that counts as none, as a fraction of the mean reward.")
-    no_progress_after: int | None = Field(default=200, ge=40, description="Records after which the mean reward must be above that of the first ones; nothing = it need not.")
+    no_progress_after: int | None = Field(default=200, ge=40, description="Records after which the mean reward of the last quarter of so many must be above that of the first quarter; nothing = it need not.")
 
 
 class GroupsEqualConfig(HealthRuleConfig):
@@ -310,7 +310,7 @@ class HealthConfig(Group):
     stop_on: StringList = Field(default=[], description="Rules whose alert ends the run after the step, with a checkpoint and the status failed.")
     history: int = Field(default=10, ge=3, description="Records that make an early or recent median; before, rules that need one are silent.")
     repeat_after: int = Field(default=200, ge=1, description="Steps after which an alert that still holds is given again.")
-    recover_after: int = Field(default=5, ge=1, description="Healthy records in a row after which a rule may alert again.")
+    recover_after: int = Field(default=5, ge=1, description="Healthy records in a row after which a rule may alert again; twice as many after each alert.")
     kl_blow_up: KlBlowUpConfig = Field(default_factory=KlBlowUpConfig, description="The policy runs away from the reference, or far within one step.")
     entropy_collapse: EntropyCollapseConfig = Field(default_factory=EntropyCollapseConfig, description="The policy has stopped to explore.")
     gradient_explosion: GradientExplosionConfig = Field(default_factory=GradientExplosionConfig, description="Gradient norms far above what they were.")

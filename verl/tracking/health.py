@@ -23,6 +23,8 @@ from verl.tracking.stall_watch import StallWatch
 
 log = logging.getLogger("verl.tracking")
 
+_MOST_DOUBLINGS = 20
+
 
 class HealthStopError(VerlError, RuntimeError):
     """A health rule of `trainer.health.stop_on` fired; the message names rule and numbers."""
@@ -99,7 +101,7 @@ class _Watched:
     def __init__(self, rule: Rule, config: HealthConfig) -> None:
         self.rule = rule
         self._repeat_after, self._recover_after = config.repeat_after, config.recover_after
-        self._unhealthy = self._healthy = 0
+        self._unhealthy = self._healthy = self._times_told = 0
         self._told_at: int | None = None
         self._told_of: frozenset[str] = frozenset()
 
@@ -112,7 +114,8 @@ class _Watched:
             self._unhealthy = 0
             if self._told_at is not None:
                 self._healthy += 1
-                if self._healthy >= self._recover_after:
+                # Twice as many after each alert, or a metric that sways around its limit would never be silent.
+                if self._healthy >= self._recover_after << min(self._times_told - 1, _MOST_DOUBLINGS):
                     self._told_at, self._told_of = None, frozenset()
             return None
         self._healthy = 0
@@ -123,6 +126,7 @@ class _Watched:
         if told_at is not None and finding.subjects <= self._told_of and abs(step - told_at) < self._repeat_after:
             return None
         self._told_at, self._told_of = step, self._told_of | finding.subjects
+        self._times_told += 1
         return finding
 
 

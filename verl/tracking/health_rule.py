@@ -10,7 +10,7 @@ from typing import ClassVar
 from verl.tracking.logger import AlertLevel
 
 RECENT = 20
-"""Records that a recent median is taken over, and the two ends that a rise of the reward is measured between."""
+"""Records that a recent median is taken over."""
 
 LARGEST = 1.7e308
 """Numbers between minus and plus this are finite; comparing takes whole numbers of any size, too."""

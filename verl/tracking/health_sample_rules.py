@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from verl.config.schema import GroupsEqualConfig, LengthDriftConfig, RewardFlatConfig, TruncationConfig
-from verl.tracking.health_rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, finite
+from verl.tracking.health_rule import HEALTHY, EarlyMedian, Finding, Rule, finite
 
 
 class RewardFlat(Rule):
@@ -29,9 +29,11 @@ class RewardFlat(Rule):
     def __init__(self, config: RewardFlatConfig) -> None:
         self._config = config
         self._window: deque[float] = deque(maxlen=config.window)
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=RECENT)
         self._count = 0
+        self._end = (config.no_progress_after or 0) // 4
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=self._end)
+        self._first_moments = (0.0, 0.0)
 
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
         value = finite(metrics, "reward/episode_reward_mean")
@@ -41,8 +43,9 @@ class RewardFlat(Rule):
         window.append(value)
         self._last.append(value)
         self._count += 1
-        if self._count <= RECENT:
+        if self._count <= self._end:
             self._first.append(value)
+            self._first_moments = _mean_and_spread(self._first)
         if len(window) < config.window:
             return None
         lowest, highest = min(window), max(window)
@@ -56,12 +59,12 @@ class RewardFlat(Rule):
 
     def _progress(self) -> Finding:
         """It has risen if by more than twice the standard error of the difference, which noise rarely does."""
-        (first, first_spread), (last, last_spread) = _mean_and_spread(self._first), _mean_and_spread(self._last)
-        if last - first > 2 * math.sqrt(first_spread + last_spread) / RECENT:
+        (first, first_spread), (last, last_spread) = self._first_moments, _mean_and_spread(self._last)
+        if last - first > 2 * math.sqrt(first_spread + last_spread) / self._end:
             return HEALTHY
         return Finding(
-            f"`reward/episode_reward_mean` has not risen in {self._count} records: {first:.4g} over the first {RECENT},"
-            f" {last:.4g} over the last {RECENT}"
+            f"`reward/episode_reward_mean` has not risen in {self._count} records: {first:.4g} over the first "
+            f"{self._end}, {last:.4g} over the last {self._end}"
         )
 
 

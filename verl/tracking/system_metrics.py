@@ -44,6 +44,7 @@ class SystemSampler:
         self._parts: dict[str, Reader] = {}
         self._lock = threading.Lock()
         self._window: dict[str, _Reduced] = {}
+        self._ready: dict[str, float] = {}  # the window, reduced by the thread, as `take` has no time for it
         self._taken_at: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="verl-system-metrics", daemon=True)
@@ -54,12 +55,12 @@ class SystemSampler:
 
         A step gets them once: what is logged again for it, or for an earlier one, has none. Costs some microseconds.
         """
-        if not self._window or (self._taken_at is not None and step <= self._taken_at):
+        if not self._ready or (self._taken_at is not None and step <= self._taken_at):
             return {}
-        with self._lock:
-            window, self._window = self._window, {}
         self._taken_at = step
-        return {key: reduced.value for key, reduced in window.items()}
+        with self._lock:
+            taken, self._ready, self._window = self._ready, {}, {}
+        return taken
 
     def rewind(self, to_step: int) -> None:
         """Training goes on from an earlier step."""
@@ -103,6 +104,7 @@ class SystemSampler:
                 if reduced is None:
                     reduced = self._window[key] = _Reduced(key)
                 reduced.add(value)
+            self._ready = {key: reduced.value for key, reduced in self._window.items()}
 
 
 class _Reduced:

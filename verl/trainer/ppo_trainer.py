@@ -390,8 +390,8 @@ class PPOTrainer:
             self.tracking.warn_once(
                 f"skipped {model}",
                 f"Step {self.global_step}: the gradient of the {model} is not finite, so {skipped} of {len(grad_norms)}"
-                " optimizer steps were left out. It usually means that the learning rate is too high, or that rewards or"
-                " log-probs are infinite. (Told once.)",
+                " optimizer steps were left out. It usually means that the learning rate is too high, or that rewards"
+                " or log-probs are infinite. (Told once.)",
             )
 
     def _warn(self, text: str) -> None:
