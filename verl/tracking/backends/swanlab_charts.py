@@ -19,7 +19,8 @@ from verl.tracking.spelling import Spelling
 LONGEST_KEY = 512
 LONGEST_PROJECT = 100
 LONGEST_FILE_NAME = 150
-KINDS = ("text", "histogram", "table", "image", "alerts", "notes")
+KINDS_WITHOUT_STEPS = ("alerts", "notes")
+KINDS = ("text", "histogram", "table", "image", *KINDS_WITHOUT_STEPS)
 """SwanLab has one space of names for all kinds; what is not a number has its kind in brackets behind its name."""
 
 _FORBIDDEN_IN_KEYS = re.compile(

@@ -74,6 +74,7 @@ class SwanlabLogger(TrainerLogger):
         self._alerts = 0
         self._steps: dict[str, int] = {}  # last step with a finite value, of each key
         self._values: dict[str, tuple[int, float]] = {}
+        self._highest = -1  # step of the run
 
     @classmethod
     def preflight(cls, proxy: str | None) -> list[Check]:
@@ -118,6 +119,7 @@ class SwanlabLogger(TrainerLogger):
         if mode not in ("online", "disabled"):
             raise StateLostError("SwanLab cannot continue the files of an offline run")
         self._config, self._alerts = dict(state["config"]), int(state["alerts"])
+        self._highest = int(state["highest"])
         self._steps = {key: int(step) for step, keys in state["steps"].items() for key in keys}
 
     def _meet_server(self, run: TrackedRun) -> None:
@@ -152,6 +154,7 @@ class SwanlabLogger(TrainerLogger):
         if sdk is None:
             return
         new: dict[str, float] = {}
+        self._highest = max(self._highest, step)
         for name, value in metrics.items():
             key = self._spell(name)
             if not self._is_new(sdk, name, key, step, value):
@@ -257,12 +260,14 @@ class SwanlabLogger(TrainerLogger):
         if sdk is None:
             return
         key = charts.of_kind(self._spell(name), kind)
+        if kind not in charts.KINDS_WITHOUT_STEPS:
+            self._highest = max(self._highest, step)
         if self._is_new(sdk, name, key, step) and not sdk.log_media(key, value, step, self.moment.time):
             self.leave_out(name, step, _TOO_LARGE)
             del self._steps[key]
 
     def purge(self, to_step: int) -> None:
-        if self._sdk:
+        if self._sdk and self._highest > to_step:
             self._begin_anew(f"training went back to step {to_step}, and SwanLab cannot forget")
 
     def _begin_anew(self, why: str) -> None:
@@ -290,7 +295,8 @@ class SwanlabLogger(TrainerLogger):
         steps: dict[str, list[str]] = {}
         for key, step in self._steps.items():
             steps.setdefault(str(step), []).append(key)
-        return {"mode": self._mode, "config": self._config, "alerts": self._alerts, "steps": steps}
+        numbers = {"alerts": self._alerts, "highest": self._highest}
+        return {"mode": self._mode, "config": self._config, "steps": steps, **numbers}
 
     def ids(self) -> dict[str, Any]:
         return self._ids

@@ -124,7 +124,7 @@ def _in_words(failures: list[UploadFailure]) -> str:
     first = failures[0]
     if first.status is not None:
         return f"the server answered {first.status} ({first.message})"
-    return f"{first.message}: {type(first.exception).__name__}" if first.exception else first.message
+    return _kind(first.exception) if isinstance(first.exception, requests.RequestException) else first.message
 
 
 class SwanlabRun:
@@ -381,7 +381,10 @@ def _timestamp(time: float) -> Timestamp:
 
 def _kind(error: requests.RequestException) -> str:
     status = getattr(error.response, "status_code", None)
-    return f"the server answered {status}" if status else f"no answer ({type(error).__name__})"
+    if status:
+        return f"the server answered {status}"
+    reason = getattr(error.args[0], "reason", None) if error.args else None  # of urllib3; its text has addresses
+    return f"no answer ({type(reason or error).__name__})"
 
 
 def _why_no_login(host: str) -> str:
