@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -217,7 +217,8 @@ def _read_files(shown: Shown, files: Mapping[str, bytes], paths: Mapping[str, st
         elif kind in ("texts", "tables", "histograms"):
             _read_step(shown, kind, name, int(last.removeprefix("step_").partition(".")[0]), content)
         elif kind not in (CONFIG_FILE, RENAMED_FILE) and not file.startswith("alerts"):
-            shown.artifacts.add(paths.get(file, file))
+            names = [file, *(str(folder) for folder in PurePosixPath(file).parents[:-1])]
+            shown.artifacts.update(paths.get(name, name) for name in names)
     # A picture of a distribution is no image of the user's.
     shown.images -= {(f"histograms/{tag}", step) for tag, steps in shown.histograms.items() for step in steps}
     for page in sorted((file for file in files if file.startswith("alerts")), key=lambda file: (len(file), file)):

@@ -65,9 +65,9 @@ class AlertPages:
         """Add an alert or (without a title) a note."""
         title, text = cut(" ".join(title.split()), _LONGEST_TITLE), cut(text.strip(), _LONGEST_TEXT)
         number = (self.page - 1) * ALERTS_PER_PAGE + len(self.entries) + 1
-        heading = f"{level}: {_literal(title)}" if title else level
+        heading = f"{level}: {literal(title)}" if title else level
         when = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        self.entries.append(f"### {number}. {heading}\n\n*{when}*\n\n{_literal(text)}\n")
+        self.entries.append(f"### {number}. {heading}\n\n*{when}*\n\n{literal(text)}\n")
         if level != "info":
             self.warnings += 1
             self.last = cut(" ".join(f"{title}: {text}".removeprefix(": ").split()), _LONGEST_TITLE)
@@ -82,6 +82,6 @@ def read_alerts(page: str) -> list[str]:
     return found
 
 
-def _literal(text: str) -> str:
-    """No line of it is a heading, and no `<` begins HTML."""
+def literal(text: str) -> str:
+    """Text as Markdown in which no line is a heading and no `<` begins HTML."""
     return re.sub(r"^#", "&#35;", html.escape(text, quote=False), flags=re.MULTILINE)

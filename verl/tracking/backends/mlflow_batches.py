@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from verl.tracking.backends.mlflow_names import LONGEST_OLD_PARAM, cut
 from verl.tracking.backends.mlflow_server import MlflowServer, MlflowTroubleError, RefusedError
 
 if TYPE_CHECKING:
@@ -50,34 +49,21 @@ def send_metrics(server: MlflowServer, run_id: str, points: Sequence[Point], lea
             leave_out(point.key, point.metric.step, reason)
 
 
-def send_params(server: MlflowServer, run_id: str, params: dict[str, tuple[str, Param]], leave_out: LeaveOut) -> None:
-    """Send settings; a long one is cut further for an old server, and one that MLflow does not take is left out.
-
-    Args:
-        server: Where to.
-        run_id: The run.
-        params: Name in the journal -> the text of the setting, and the param.
-        leave_out: Called for each one that is left out.
+def send_params(server: MlflowServer, run_id: str, params: dict[str, Param], leave_out: LeaveOut) -> None:
+    """Send settings, by their name in the journal; one that MLflow does not take is left out.
 
     Raises:
         MlflowTroubleError: MLflow is away, or takes none of a request.
     """
-    from mlflow.entities import Param
 
     def send(part: Sequence[tuple[str, Param]]) -> None:
         with server.asked_to("store params") as client:
             client.log_batch(run_id, params=[param for _, param in part], synchronous=True)
 
-    items = [(key, param) for key, (_, param) in params.items()]
+    items = list(params.items())
     for start in range(0, len(items), PARAMS_PER_REQUEST):
-        for (key, param), reason in _refused(items[start : start + PARAMS_PER_REQUEST], send, server, run_id):
-            text = params[key][0]
-            try:
-                if len(text) <= LONGEST_OLD_PARAM:
-                    raise RefusedError(reason)
-                send([(key, Param(param.key, cut(text, LONGEST_OLD_PARAM)))])
-            except RefusedError as error:
-                leave_out(key, None, str(error))
+        for (key, _), reason in _refused(items[start : start + PARAMS_PER_REQUEST], send, server, run_id):
+            leave_out(key, None, reason)
 
 
 def _requests(points: Sequence[Point]) -> list[list[Point]]:

@@ -116,13 +116,13 @@ class MlflowLogger(TrainerLogger):
 
         with self._server.asked_to("read the params") as client:
             data = client.get_run(self._remote_id).data
-        new: dict[str, tuple[str, Param]] = {}
+        new: dict[str, Param] = {}
         for key, value in flatten(config).items():
             name, text = self._names(key), param_text(value)
             known = data.params.get(name)
             if known is None:
-                new[key] = (text, Param(name, text))
-            elif CONFIG_CHANGED + name in data.tags or not _is_same(known, text):
+                new[key] = Param(name, text)
+            elif CONFIG_CHANGED + name in data.tags or known != text:
                 self._tags[CONFIG_CHANGED + name] = text  # a param never changes
         send_params(self._server, self._remote_id, new, self.leave_out)
         self._put_text(_yaml(config), CONFIG_FILE)
@@ -265,7 +265,10 @@ class MlflowLogger(TrainerLogger):
 
     def _artifact_name(self, artifact: Artifact) -> str:
         name, ending = self._paths(artifact.name), artifact.path.suffix
-        return name if name.endswith(ending) else name + ending
+        if not name.endswith(ending):  # MLflow shows a file by its ending
+            name += ending
+            self._paths.renamed[artifact.name] = name
+        return name
 
     def _write_note(self, description: str | None = None) -> None:
         """Bring the description up to date; what people have written there stays."""
@@ -286,11 +289,6 @@ class MlflowLogger(TrainerLogger):
 
 def _step_name(step: int) -> str:
     return f"step_{step:06d}"
-
-
-def _is_same(known: str, text: str) -> bool:
-    """Whether a param is the text, perhaps cut."""
-    return known == text or (known.endswith("…") and text.startswith(known[:-1]))
 
 
 def _cell(value: Any) -> Any:

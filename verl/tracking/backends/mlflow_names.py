@@ -15,8 +15,9 @@ LONGEST_NAME = 220
 LONGEST_PATH = 80
 """Characters of a name that becomes folders: a part of a path has at most 255 bytes, three for a character."""
 
-LONGEST_PARAM = 6000
-LONGEST_OLD_PARAM = 500
+LONGEST_PARAM = 500
+"""What every server takes; newer ones take 6000, but their charts show the whole of each param."""
+
 LONGEST_TAG = 5000
 LONGEST_TITLE = 230
 
@@ -59,9 +60,9 @@ def title(text: str) -> str:
     return cut(" ".join(text.split()), LONGEST_TITLE) or "unnamed"
 
 
-def param_text(value: Any, longest: int = LONGEST_PARAM) -> str:
-    """A setting as the text of a param: texts as they are, all else as JSON."""
-    return cut(value if isinstance(value, str) else json_text(value), longest)
+def param_text(value: Any) -> str:
+    """A setting as the text of a param: texts as they are, all else as JSON, both cut."""
+    return cut(value if isinstance(value, str) else json_text(value), LONGEST_PARAM)
 
 
 def json_text(value: Any) -> str:

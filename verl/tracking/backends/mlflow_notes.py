@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from verl.tracking.backends.mlflow_alerts import AlertPages
+from verl.tracking.backends.mlflow_alerts import AlertPages, literal
 from verl.tracking.backends.mlflow_names import json_text
 from verl.tracking.backends.mlflow_server import MlflowServer, MlflowTroubleError
 from verl.tracking.logger import TrackedRun
@@ -27,7 +27,7 @@ def note_block(run: TrackedRun, alerts: AlertPages, num_renamed: int) -> str:
     if run.branch:
         lines.append("Training went back to an earlier step, or the run was sent anew: what was shown before is below.")
     if alerts.warnings:
-        lines.append(f"**{alerts.warnings} alert(s)**, see `{alerts.file}`; the last: {alerts.last}")
+        lines.append(f"**{alerts.warnings} alert(s)**, see `{alerts.file}`; the last: {literal(alerts.last)}")
     if num_renamed:
         lines.append(f"{num_renamed} name(s) are spelled differently here, see `{RENAMED_FILE}`.")
     return "\n\n".join([_BEGIN, *lines, _END])

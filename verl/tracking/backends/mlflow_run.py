@@ -37,6 +37,7 @@ RUN_ID, BRANCH, ATTEMPT, STATUS = "verl.run_id", "verl.branch", "verl.attempt", 
 SUPERSEDED_BY, PARENT = "verl.superseded_by", "mlflow.parentRunId"
 SUPERSEDED = "superseded"
 _MOST_BRANCHES = 1000
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens with the runs and their charts
 
 
 def open_run(server: MlflowServer, run: TrackedRun) -> Run:
@@ -146,7 +147,7 @@ def _experiment_id(server: MlflowServer, name: str) -> str:
     if experiment is None:
         try:
             with server.asked_to("make the experiment") as client:
-                return client.create_experiment(name, _artifact_location(server.uri, name))
+                return client.create_experiment(name, _artifact_location(server.uri, name), _EXPERIMENT_TAGS)
         except RefusedError:  # another run has made it meanwhile
             with server.asked_to("find the experiment") as client:
                 experiment = client.get_experiment_by_name(name)
