@@ -27,7 +27,7 @@ class OfflineRun:
         run_id: Its id. rows: `_step` and values of each row.
         config: Configuration. summary: What was set of the run as a whole.
         exit_code: How it ended; nothing if the end is not in the file.
-        folder: The folder of the file.
+        artifacts: Names of artifacts. folder: The folder of the file.
     """
 
     run_id: str = ""
@@ -35,6 +35,7 @@ class OfflineRun:
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
+    artifacts: set[str] = field(default_factory=set)
     folder: Path = Path()
 
 
@@ -54,7 +55,7 @@ def read_offline_run(path: Path) -> OfflineRun:
         record: Any = messages.Record.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]
         kind = record.WhichOneof("record_type")
         if kind == "history":
-            run.rows.append((record.history.step.num, dict(_items(record.history.item))))
+            run.rows.append((record.history.step.num, _items(record.history.item)))
         elif kind == "config":
             run.config |= _items(record.config.update)
         elif kind == "summary":
@@ -62,13 +63,23 @@ def read_offline_run(path: Path) -> OfflineRun:
         elif kind == "run":
             run.run_id = record.run.run_id
             run.config |= _items(record.run.config.update)
+        elif kind == "artifact" and record.artifact.type != "run_table":
+            run.artifacts.add(record.artifact.name)
         elif kind == "exit":
             run.exit_code = record.exit.exit_code
     return run
 
 
-def _items(items: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(".".join(item.nested_key) or item.key, json.loads(item.value_json)) for item in items]
+def _items(items: Iterable[Any]) -> dict[str, Any]:
+    """Values by key; what the SDK took apart is put together again."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *path, last = item.nested_key or [item.key]
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = json.loads(item.value_json)
+    return found
 
 
 def _records(data: bytes) -> Iterator[bytes]:

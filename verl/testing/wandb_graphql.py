@@ -150,6 +150,32 @@ class WandbGraphql:
         self._server.artifacts[sent["artifactID"]]["committed"] = True
         return {"commitArtifact": {"artifact": {"id": sent["artifactID"], "digest": "d"}}}
 
+    def _ArtifactByID(self, sent: dict[str, Any]) -> dict[str, Any]:
+        made = self._server.artifacts[sent["id"]]
+        project = {"id": "P1", "internalId": "P1", "name": made["projectName"], "entity": {"name": made["entityName"]}}
+        name = made["artifactCollectionName"]
+        artifact = {
+            "__typename": "Artifact",
+            "id": sent["id"],
+            "artifactSequence": {"__typename": "ArtifactSequence", "name": name, "project": project},
+            "versionIndex": 0,
+            "artifactType": {"name": made["artifactTypeName"]},
+            "description": None,
+            "metadata": None,
+            "ttlDurationSeconds": 0,
+            "ttlIsInherited": False,
+            "tags": [],
+            "historyStep": None,
+            "state": "COMMITTED",
+            "size": 1,
+            "digest": "d",
+            "commitHash": None,
+            "fileCount": 1,
+            "createdAt": "2026-01-01T00:00:00",
+            "updatedAt": None,
+        }
+        return {"artifact": artifact}
+
     def _ArtifactType(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"project": None}
 

@@ -18,11 +18,15 @@ from verl.tracking.feed_state import read_states
 
 _STATUS_BY_EXIT = {0: "finished", 1: "failed", 255: "killed"}
 _OWN_KEYS = ("_step", "_runtime", "_timestamp", "_journal", "global_step")
+_LEVEL = r"\[(?:info|warning|error)\] "
 _MESSAGE_KEYS = ("alerts", "notes")
 
 
 class WandbService(TrackerService):
     """A W&B server.
+
+    Args:
+        folder: Unused: everything is in the memory of this process.
 
     Attributes:
         server: The server.
@@ -31,7 +35,7 @@ class WandbService(TrackerService):
     tracker = "wandb"
     faults: tuple[Fault, ...] = ("down", "hang", 401, 429, 503)
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.server = WandbServer()
 
     def start(self) -> Mapping[str, str]:
@@ -41,6 +45,9 @@ class WandbService(TrackerService):
     def stop(self) -> None:
         self.server.fail(None)
         self.server.stop()
+
+    def as_shown(self, value: float) -> float:
+        return float(value)
 
     def fail(self, fault: Fault | None) -> None:
         self.server.fail(fault)
@@ -58,6 +65,7 @@ class WandbService(TrackerService):
         shown = shown_rows(run.history, run.files, renamed)
         shown.config = flatten({key: item["value"] for key, item in run.config.items() if key != "_wandb"})
         shown.status = _status(run.exit_code, run.summary)
+        shown.alerts += _end_of(run.summary)
         shown.artifacts = {
             _artifact_name(sent["artifactCollectionName"], run_id)
             for sent in self.server.artifacts.values()
@@ -67,15 +75,25 @@ class WandbService(TrackerService):
 
 
 class WandbOfflineService(TrackerService):
-    """W&B without a server (`WANDB_MODE=offline`)."""
+    """W&B without a server (`WANDB_MODE=offline`).
+
+    Args:
+        folder: Unused: the files lie in the run directory.
+    """
 
     tracker = "wandb"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
 
     def start(self) -> Mapping[str, str]:
         return {"WANDB_MODE": "offline"}
 
     def stop(self) -> None:
         """There is nothing to stop."""
+
+    def as_shown(self, value: float) -> float:
+        return float(value)
 
     def read(self, run_directory: Path) -> Shown:
         return self.read_folder(run_directory, tracked_id(run_directory), renamed(run_directory))
@@ -93,6 +111,7 @@ class WandbOfflineService(TrackerService):
             whole.rows += part.rows
             whole.config |= part.config
             whole.summary |= part.summary
+            whole.artifacts |= part.artifacts
             whole.exit_code = part.exit_code
             media = part.folder / "files"
             files |= {str(file.relative_to(media)): file.read_bytes() for file in media.rglob("*") if file.is_file()}
@@ -102,6 +121,8 @@ class WandbOfflineService(TrackerService):
         shown = shown_rows([row for _, row in whole.rows], files, renamed)
         shown.config = flatten({key: value for key, value in whole.config.items() if not key.startswith("_wandb")})
         shown.status = _status(whole.exit_code, whole.summary)
+        shown.alerts += _end_of(whole.summary)
+        shown.artifacts = {_artifact_name(name, run_id) for name in whole.artifacts}
         return shown
 
 
@@ -128,7 +149,7 @@ def shown_rows(rows: list[dict[str, Any]], files: Mapping[str, bytes], renamed: 
         step = row["global_step"]
         for key, value in row.items():
             if key in _MESSAGE_KEYS:
-                shown.alerts += [re.sub(r"^\[\w+\] ", "", line) for line in value.split("\n")]
+                shown.alerts += re.split(rf"(?:^|\n){_LEVEL}", value)[1:]
             elif key not in _OWN_KEYS:
                 _take(shown, names.get(key, key), step, value, files)
     return shown
@@ -157,6 +178,10 @@ def _status(exit_code: int | None, summary: Mapping[str, Any]) -> str:
     if status != _STATUS_BY_EXIT[exit_code] and (status, exit_code) != ("crashed", 1):
         raise AssertionError(f"the run ended with {exit_code}, and says {status!r}")
     return status
+
+
+def _end_of(summary: Mapping[str, Any]) -> list[str]:
+    return [summary["error"]] if "error" in summary else []
 
 
 def _artifact_name(name: str, run_id: str) -> str:

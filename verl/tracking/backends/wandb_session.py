@@ -105,6 +105,8 @@ class WandbSession:
 
     def log(self, values: Mapping[str, Any], native_step: int) -> list[str]:
         """Log a row; gives the names of the files that belong to it."""
+        if hasattr(self._run, "_local_step"):  # names of files have it: they are to be the same at every replay
+            self._run._local_step = native_step
         self._run.log(dict(values), step=native_step, commit=True)
         return [name for value in values.values() if (name := self._file_of(value))]
 
