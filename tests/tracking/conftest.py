@@ -24,10 +24,12 @@ WITH_FAULTS = ["mlflow-server", "wandb-online", "swanlab-online"]
 
 
 @pytest.fixture(scope="module")
-def running_service(request: pytest.FixtureRequest) -> Iterator[TrackerService]:
+def running_service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TrackerService]:
     """A service that tests of a module share, by indirect parameter."""
     module, _, name = SERVICES[request.param].partition(":")
-    service: TrackerService = getattr(importlib.import_module(module), name)()
+    service: TrackerService = getattr(importlib.import_module(module), name)(tmp_path_factory.mktemp("service"))
     with pytest.MonkeyPatch.context() as patch:
         for key, value in service.start().items():
             patch.setenv(key, value)

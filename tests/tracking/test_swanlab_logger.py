@@ -412,7 +412,7 @@ def test_a_hanging_server_is_not_waited_for(
     driver.open().log_metrics({"loss": 1.0}, 1)
     service.fail("hang")
     began = time.monotonic()
-    with pytest.raises(ConnectionError, match="no answer .ReadTimeout"):
+    with pytest.raises(ConnectionError, match="ReadTimeout"):
         driver.flush()
     driver.logger.close()
     assert time.monotonic() - began < 3

@@ -85,10 +85,10 @@ def complete(path: Path, service: TrackerService) -> None:
     """What the end of training did not wait for."""
     deadline = time.monotonic() + SECONDS
     while True:
-        (state,) = read_states(path)
-        if state.status == RunDirectory.open(path).status:
+        states = read_states(path)
+        if [state.status for state in states] == [RunDirectory.open(path).status]:
             return
-        assert time.monotonic() < deadline, f"not delivered in time: {state}"
+        assert time.monotonic() < deadline, f"not delivered in time: {states}"
         time.sleep(0.1)
 
 

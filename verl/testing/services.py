@@ -63,8 +63,8 @@ class TrackerService(ABC):
         """What the tracker shows now of this run (its current branch, as named in `run.json`)."""
 
     def as_shown(self, value: float) -> float:
-        """What this tracker makes of a number, such as one of 32 bits."""
-        return value
+        """What this tracker makes of a number: a float of 64 bits, if nothing else is said."""
+        return float(value)
 
     def fail(self, fault: Fault | None) -> None:
         """Have this fault from now on, or none any more. Nothing that was stored is lost."""

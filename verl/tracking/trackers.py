@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -151,7 +152,7 @@ class TrackerSet:
         for feed in self._feeds:
             feed.hurry()
         if self._relay and (problem := self._relay.wait(seconds)):
-            problems.append(problem)
+            problems.append(f"{problem}; not complete: {', '.join(self._incomplete(status))}")
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
         if self._is_inline:
@@ -162,12 +163,25 @@ class TrackerSet:
             if not feed.is_complete
         ]
         problems += self._news_of_feeds(known=[feed.name for feed in self._feeds])
+        if problems:
+            problems.append(f"to complete it later: {self._sync_command()}")
         for screen in self._screens:
             if not screen.finish(status, error, SCREEN_SECONDS):
                 problems.append("the terminal does not take any output; the console was left behind")
             elif screen.failures:
                 problems.append(f"the console could not show {screen.failures} things, the last: {screen.last_error}")
         return problems
+
+    def _incomplete(self, status: RunStatus) -> list[str]:
+        """Trackers of the relay that were not told the end of this attempt."""
+        states = {state.tracker: state for state in read_states(self._source.directory.path)}
+        told = {
+            name for name, state in states.items() if (state.attempt, state.status) == (self._source.attempt, status)
+        }
+        return [name for name in self._by_relay if name not in told]
+
+    def _sync_command(self) -> str:
+        return f"verl sync {shlex.quote(str(self._source.directory.path))}"
 
     def _lock_feeds(self) -> None:
         locked: list[Feed] = []
