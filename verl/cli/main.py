@@ -36,6 +36,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "config": Command("verl.cli.config", "show the resolved configuration, all keys, or the environment"),
         "metrics": Command("verl.cli.metrics", "list the metrics that a run logs"),
         "export": Command("verl.cli.export", "turn a checkpoint into a model folder"),
+        "runs": Command("verl.cli.runs", "list runs, and what each tracker lacks of them"),
+        "sync": Command("verl.cli.sync", "complete what trackers lack of a run, or show it in another tracker"),
+        "doctor": Command("verl.cli.doctor", "find out what keeps trackers from working, or which one to choose"),
     }
 )
 
