@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from verl.distributed.metric_reduction import RanksError, reduce_metrics
-from verl.tracking import MetricBuffer, MetricSpec, Reduction
+from verl.tracking import MetricBuffer, MetricSpec, Reduction, Tracking
 
 RANK = int(sys.argv[2])
 
@@ -85,6 +85,21 @@ def buffers_are_empty_afterwards() -> Any:
     return [len(buffer), reduce_metrics(buffer)]
 
 
+def tracking_on_every_rank() -> Any:
+    """The same program on all ranks; only rank 0 writes, also what others had to say."""
+    run = Path(sys.argv[5]).with_name("run")
+    with Tracking("p", "e", [], {"lr": 0.1}, log_dir=str(run), rank=RANK) as tracking:
+        for step in (1, 2):
+            tracking.metrics.add("loss", float(RANK), weight=step)
+            tracking.log_text("sample", f"of rank {RANK}", step)
+            if RANK > 0 and step == 1:
+                tracking.alert("slow", "the disk is slow")
+                tracking.note(f"{RANK} samples skipped", level="warning")
+                tracking.note("nothing important")
+            tracking.log_metrics(reduce_metrics(tracking), step)
+    return type(tracking).__name__
+
+
 def some_ranks_only() -> Any:
     group = dist.new_group([1, 2], backend="gloo")
     try:
@@ -138,6 +153,7 @@ SITUATIONS: dict[str, tuple[Callable[[], Any], ...]] = {
         large_states,
         different_declarations,
         buffers_are_empty_afterwards,
+        tracking_on_every_rank,
         some_ranks_only,
         another_collective,
     ),

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from verl.distributed.metric_reduction import RanksError, _decode, _disagreement, _encode, reduce_metrics
+from verl.journal import JournalReader, RunDirectory
 from verl.tracking import MetricBuffer, MetricSpec, Reduction, merge
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
@@ -145,12 +146,26 @@ def test_three_processes_get_the_metrics_of_all_or_the_same_error(tmp_path: Path
         assert "'tokens' is reduced as mean on rank 0 and as sum on rank 2" in error
         assert num_kept == 1
         assert next_metrics == ({"after": 1.0} if rank == 0 else {})
+    check_the_run_of_three_ranks(tmp_path / "run", three_ranks["tracking_on_every_rank"])
     outside, first, second = three_ranks["some_ranks_only"]
     assert "not in the group" in outside
     assert (first, second) == ({"loss": 1.5}, {})
     first, _, last = three_ranks["another_collective"]
     assert "rank 0 reduces metrics while rank 1 is in another collective call" in first
     assert "rank 2 reduces metrics while rank 1" in last
+
+
+def check_the_run_of_three_ranks(run: Path, classes: list[str]) -> None:
+    assert classes == ["Tracking", "SilentTracking", "SilentTracking"]
+    series = JournalReader(run).metrics()["loss"]
+    assert series.values.tolist() == [1.0, 1.0]
+    records = list(JournalReader(run).records())
+    assert [record.fields["text"] for record in records if record.kind == "text"] == ["of rank 0"] * 2
+    (alert,) = [record.fields for record in records if record.kind == "alert"]
+    assert (alert["title"], alert["text"]) == ("slow", "ranks 1, 2: the disk is slow")
+    notes = [record.fields["text"] for record in records if record.kind == "note"]
+    assert notes == ["rank 1: 1 samples skipped", "rank 2: 2 samples skipped"]
+    assert RunDirectory.open(run).status == "finished"
 
 
 def test_a_rank_that_died_or_does_not_come_is_an_error_that_says_where_to_look(tmp_path: Path) -> None:

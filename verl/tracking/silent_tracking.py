@@ -67,6 +67,9 @@ class SilentTracking(Tracking):
     def log_histogram(self, *_: Any, **__: Any) -> None:
         pass
 
+    def log_counts(self, *_: Any, **__: Any) -> None:
+        pass
+
     def log_table(self, *_: Any, **__: Any) -> None:
         pass
 
