@@ -95,7 +95,9 @@ def _lines(facts: list[RunFacts], num_older: int, folder: Path, *, is_all: bool)
     lines = body[:1]
     for number, (run, line) in enumerate(zip(facts, body[1:], strict=True)):
         # In a terminal the reason of a failure has a line of its own; a pipe has it in the last column.
-        reasons = [] if width is None else [cut(f"    {one_line(text, _LONGEST_PIPED)}", width) for text in run.problems]
+        reasons = (
+            [] if width is None else [cut(f"    {one_line(text, _LONGEST_PIPED)}", width) for text in run.problems]
+        )
         if room is not None and number >= FEWEST and len(lines) + 1 + len(reasons) > room:
             num_older += len(facts) - number
             break

@@ -80,6 +80,5 @@ class _Lines:
                 continue
             self._shown[item.tracker] = (item.delivered, item.trouble)
             trouble = f" ({one_line(item.trouble, 200)})" if item.trouble else ""
-            name = one_line(item.tracker, _LONGEST_NAME)
-            sys.stderr.write(f"{name}: {item.delivered:,} of {item.total:,} records{trouble}\n")
+            sys.stderr.write(f"{one_line(item.tracker)}: {item.delivered:,} of {item.total:,} records{trouble}\n")
         sys.stderr.flush()

@@ -14,7 +14,7 @@ from verl.journal import RunDirectory
 from verl.journal.cursor import Cursor
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import count_after
-from verl.tracking.diagnosis import Condition, Standing, feeder_of, hint, proxies_of, standing_of
+from verl.tracking.diagnosis import Condition, Standing, feeder_of, hint, ids_in_words, proxies_of, standing_of
 from verl.tracking.draining import drain
 from verl.tracking.feed_state import FeedState, state_path
 from verl.tracking.preflight import preflight, sentence
@@ -244,8 +244,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _facts(standing: Standing, ids: dict[str, Any]) -> tuple[str, ...]:
-    named = ", ".join(f"{name} {value}" for name, value in ids.items())
-    return tuple(dict.fromkeys(filter(None, (named, standing.state.where))))
+    return tuple(filter(None, (ids_in_words(ids), standing.state.where)))
 
 
 def _put_aside(directory: RunDirectory, name: str) -> str:

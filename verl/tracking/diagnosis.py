@@ -166,10 +166,14 @@ def completeness(standing: Standing, info: RunInfo, run: str, ids: Mapping[str, 
     if standing.state.renamed:
         names = [f"{name} -> {spelled}" for name, spelled in standing.state.renamed.items()]
         checks.append(Check("names", "ok", f"{_counted(names, 'name')} spelled otherwise there: {_some(names)}"))
-    where = standing.state.where or ", ".join(f"{name} {value}" for name, value in ids.items())
-    if where:
+    if where := "; ".join(filter(None, (ids_in_words(ids), standing.state.where))):
         checks.append(Check("where", "ok", where))
     return checks
+
+
+def ids_in_words(ids: Mapping[str, object]) -> str:
+    """A tracker's own identifiers of a run, such as "run_id k3x9a2bc, url https://..."."""
+    return ", ".join(f"{name} {value}" for name, value in ids.items() if isinstance(value, str | int) and value != "")
 
 
 def _complete(standing: Standing, status: str, sync: str) -> Check:
