@@ -257,7 +257,7 @@ class KlBlowUpConfig(HealthRuleConfig):
 
 
 class EntropyCollapseConfig(HealthRuleConfig):
-    fraction: float = Field(default=0.1, gt=0, lt=1, description="Smallest healthy `policy/entropy` as a fraction of its early median.")
+    fraction: float = Field(default=0.05, gt=0, lt=1, description="Smallest healthy `policy/entropy` as a fraction of its early median.")
     minimum: float = Field(default=0.005, ge=0, description="Smallest healthy `policy/entropy`, in nats per token.")
     patience: int = Field(default=3, ge=1, description="Records in a row below a limit before the alert.")
 

@@ -88,10 +88,10 @@ class HealthMonitor:
             self._ending = f"The health rule `{symptom.name}` (trainer.health.stop_on) ended the run. {found}. {advice}"
         self._alert(symptom.title, f"{found}. {advice} (Health rule `{symptom.name}`.)", symptom.level)
 
-    def _stalled(self, step: int, found: str) -> None:
+    def _stalled(self, found: str) -> None:
         self._tell(StallWatch, found)
 
-    def _resumed(self, step: int, text: str) -> None:
+    def _resumed(self, text: str) -> None:
         self._alert("training goes on", text, "info")
 
 

@@ -12,7 +12,7 @@ from verl.tracking.logger import AlertLevel
 RECENT = 20
 """Records that a recent median is taken over."""
 
-LARGEST = 1.7e308
+_LARGEST = 1.7e308
 """Numbers between minus and plus this are finite; comparing takes whole numbers of any size, too."""
 
 
@@ -68,7 +68,7 @@ class Rule(Symptom, ABC):
 def finite(metrics: Mapping[str, float], key: str) -> float | None:
     """The value of `key`, if it is there and finite."""
     value = metrics.get(key)
-    return value if value is not None and -LARGEST < value < LARGEST else None
+    return value if value is not None and -_LARGEST < value < _LARGEST else None
 
 
 def median(values: Iterable[float]) -> float:

@@ -17,7 +17,7 @@ from verl.config.schema import (
     KlBlowUpConfig,
     NotFiniteConfig,
 )
-from verl.tracking.health_rule import HEALTHY, LARGEST, RECENT, EarlyMedian, Finding, Rule, finite, median
+from verl.tracking.health_rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, finite, median
 
 KL_FLOOR = 0.2
 """Nats per token below which the divergence from the reference is no blow-up, however fast it grew."""
@@ -65,7 +65,10 @@ class EntropyCollapse(Rule):
     """The policy always says the same."""
 
     name, title = "entropy_collapse", "entropy collapse"
-    meaning = "The policy is nearly deterministic: samples of a prompt become equal, and nothing new is tried any more."
+    meaning = (
+        "The policy is nearly deterministic: samples of a prompt become equal, and nothing new is tried any more. With "
+        "the reward near its maximum that is no harm."
+    )
     advice = (
         "Try an entropy bonus (actor_rollout_ref.actor.entropy_coeff), a higher clip_ratio_high (0.28), a lower "
         "learning rate, or a KL term; check that rollout.temperature is 1."
@@ -147,7 +150,7 @@ class NotFinite(Rule):
                 return HEALTHY
         except OverflowError:  # a whole number larger than any float
             pass
-        bad = {key: value for key, value in metrics.items() if not -LARGEST < value < LARGEST and self._watches(key)}
+        bad = {key: value for key, value in metrics.items() if _is_not_finite(value) and self._watches(key)}
         if not bad:
             return HEALTHY
         named = ", ".join(f"`{key}` is {value}" for key, value in list(bad.items())[:_MOST_NAMED])
@@ -158,6 +161,10 @@ class NotFinite(Rule):
         if key not in self._is_watched:
             self._is_watched[key] = any(fnmatchcase(key, pattern) for pattern in self._patterns)
         return self._is_watched[key]
+
+
+def _is_not_finite(value: float) -> bool:
+    return not isinstance(value, int) and not math.isfinite(value)
 
 
 class Clipping(Rule):

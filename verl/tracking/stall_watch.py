@@ -29,8 +29,8 @@ class StallWatch(Symptom):
 
     Args:
         config: Thresholds.
-        stalled: Called by the thread, once per stall, with the step and the numbers in a sentence.
-        resumed: Called by the training thread, when the step ends after all, with that step and a sentence.
+        stalled: Called by the thread, once per stall, with the numbers in a sentence.
+        resumed: Called by the training thread, when the step ends after all, with a sentence.
     """
 
     name, title, level = "stalled_step", "step is stalled", "error"
@@ -40,7 +40,7 @@ class StallWatch(Symptom):
     )
 
     def __init__(
-        self, config: StalledStepConfig, stalled: Callable[[int, str], None], resumed: Callable[[int, str], None]
+        self, config: StalledStepConfig, stalled: Callable[[str], None], resumed: Callable[[str], None]
     ) -> None:
         self._config = config
         self._stalled, self._resumed = stalled, resumed
@@ -60,13 +60,13 @@ class StallWatch(Symptom):
             return
         now = time.monotonic()
         with self._lock:
-            ended, duration, was_told = self._step, now - self._since, self._is_told
+            duration, was_told = now - self._since, self._is_told
             if self._has_begun:
                 self._durations.append(duration)
-            self._has_begun = ended is not None  # what lies before the second step given may be no step
+            self._has_begun = self._step is not None  # what lies before the second step given may be no step
             self._step, self._since, self._is_told = step, now, False
-        if was_told and ended is not None:
-            self._resumed(ended, f"Step {step}: training goes on, after {duration:.0f} s without a step that ended.")
+        if was_told:
+            self._resumed(f"Step {step}: training goes on, after {duration:.3g} s without a step that ended.")
 
     def stop(self) -> None:
         """End it; does not wait for an alert that is just being given for long."""
@@ -75,7 +75,7 @@ class StallWatch(Symptom):
             self._thread.join(1.0)
 
     def _work(self) -> None:
-        wait = _SLOWEST_LOOK_SECONDS
+        wait = self._interval()
         while True:
             asleep = time.monotonic()
             if self._stop.wait(wait):
@@ -85,7 +85,7 @@ class StallWatch(Symptom):
                 wait = self._look(late if late > _SLOWEST_LOOK_SECONDS else 0.0)
             except (JournalError, OSError) as error:  # a full disk: the training thread says so, too
                 log.warning("cannot tell that a step is stalled: %s", error)
-                wait = _SLOWEST_LOOK_SECONDS
+                wait = self._interval()
 
     def _look(self, suspended: float) -> float:
         """Tell if the step is stalled; returns the seconds until the next look."""
@@ -100,9 +100,8 @@ class StallWatch(Symptom):
                 return min(self._interval(), limit - taken + 0.01)
             self._is_told, step = True, self._step
         self._stalled(
-            step,
-            f"Step {step}: no step has ended for {taken:.0f} s (limit {limit:.0f} s; median of the last "
-            f"{len(self._durations)} steps: {usual:.2g} s)",
+            f"Step {step}: no step has ended for {taken:.3g} s (limit {limit:.3g} s; median of the last "
+            f"{len(self._durations)} steps: {usual:.3g} s)",
         )
         return self._interval()
 
