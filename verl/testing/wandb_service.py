@@ -106,7 +106,7 @@ class WandbOfflineService(TrackerService):
         """
         whole = OfflineRun()
         files: dict[str, bytes] = {}
-        for path in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/run-*.wandb")):
+        for path in sorted(folder.glob(f"wandb/offline-run-*/run-{run_id}.wandb")):
             part = read_offline_run(path)
             whole.rows += part.rows
             whole.config |= part.config

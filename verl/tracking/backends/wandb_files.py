@@ -14,7 +14,7 @@ def offline_folders(folder: Path, run_id: str) -> list[Path]:
     Args:
         folder: Where the SDK's folder `wandb` is. run_id: Id in W&B.
     """
-    return sorted(path for path in _sdk_folder(folder).glob("offline-run-*") if path.name.endswith(f"-{run_id}"))
+    return sorted(path.parent for path in _sdk_folder(folder).glob(f"offline-run-*/run-{run_id}.wandb"))
 
 
 def move_aside(folder: Path, run_id: str, keep: Path) -> None:
@@ -27,11 +27,11 @@ def move_aside(folder: Path, run_id: str, keep: Path) -> None:
         OSError: A folder cannot be moved.
     """
     aside = _sdk_folder(folder) / _SUPERSEDED
-    is_of_run = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}(-\d+)?")
-    for path in sorted(_sdk_folder(folder).glob("offline-run-*")):
-        if is_of_run.fullmatch(path.name) and path.name != keep.name:
+    is_of_run = re.compile(rf"run-{re.escape(run_id)}(-\d+)?\.wandb")
+    for file in sorted(_sdk_folder(folder).glob("offline-run-*/run-*.wandb")):
+        if is_of_run.fullmatch(file.name) and file.parent.name != keep.name:
             aside.mkdir(exist_ok=True)
-            path.rename(_free(aside / path.name))
+            file.parent.rename(_free(aside / file.parent.name))
 
 
 def _free(path: Path) -> Path:

@@ -159,15 +159,15 @@ class WandbLogger(TrainerLogger):
             self._session.alert(media.clean(title), media.clean(text), level)
 
     def purge(self, to_step: int) -> None:
+        if self._session is None:
+            return
         if self._pending and self._pending.step is not None and self._pending.step > to_step:
             raise StateLostError(f"the run goes on from step {to_step}, before a row that was begun")
         before = self._rows.before(to_step)
         if before and before[0] == self._rows.count:
             return
         if self._upload is None:
-            if self._session is not None:
-                raise StateLostError(f"the run goes on from step {to_step}, and a file of W&B cannot be cut")
-            return
+            raise StateLostError(f"the run goes on from step {to_step}, and a file of W&B cannot be cut")
         if before is None or before[0] == 0:
             raise NewBranchError(f"W&B cannot go back to step {to_step}")
         self._rewind(self._upload, *before)
@@ -262,7 +262,9 @@ class WandbLogger(TrainerLogger):
         return Path(variable("WANDB_DIR") or self._run.directory).absolute()
 
     def _folders(self) -> list[Path]:
-        return offline_folders(self._folder(), self._run.remote_id)
+        found = offline_folders(self._folder(), self._run.remote_id)
+        current = [] if self._session is None or self._session.folder in found else [self._session.folder]
+        return [*found, *current]  # its file may not be there yet
 
     def _see(self) -> None:
         self._seen = (self.moment.attempt, self.moment.seq)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ STEP_KEY = "global_step"
 FINGERPRINT_KEY = "_journal"
 _EXIT_CODES: dict[RunStatus, int] = {"finished": 0, "failed": 1, "crashed": 1, "killed": 255}
 _ALERT_LEVELS: dict[AlertLevel, str] = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
-_INIT_SECONDS = 20.0
-_FINISH_SECONDS = 60.0
-_UPLOAD_SECONDS = 5.0
+INIT_SECONDS = 20.0
+FINISH_SECONDS = 60.0
+_REAP_SECONDS = 1.0
+UPLOAD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +151,28 @@ class WandbSession:
             if run is not None:
                 log.warning("wandb: another run is active in this process; the last rows of this one may come later")
             return
-        for child in _helpers():
+        helpers = _helpers()
+        for helper in helpers:
             with contextlib.suppress(psutil.Error):
-                child.kill()
-                child.wait(1.0)
+                helper.kill()
+        self._reap(helpers)
         self._tear_down()
 
     def _others_run(self, own: Any = None) -> bool:
         """Whether somebody else uses the SDK in this process (`trainer.async_log=false`)."""
         run = self._wandb.run
         return run is not None and run is not own
+
+    def _reap(self, helpers: list[psutil.Process]) -> None:
+        # The SDK waits for its helper only when that ends in peace.
+        from wandb.sdk import wandb_setup
+
+        connection = getattr(wandb_setup.singleton(), "_connection", None)
+        process = getattr(getattr(connection, "_proc", None), "_process", None)
+        if isinstance(process, subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_REAP_SECONDS)
+        psutil.wait_procs(helpers, _REAP_SECONDS)
 
     def _tear_down(self) -> None:
         # It ends the process with SystemExit if the helper did not end well.
@@ -185,8 +199,8 @@ def _settings(plan: SessionPlan, known: set[str]) -> dict[str, Any]:
     """Settings for a mirror of the journal: short waits, nothing gathered from the machine, nothing printed."""
     settings: dict[str, Any] = {
         "root_dir": str(plan.folder),
-        "init_timeout": _INIT_SECONDS,
-        "finish_timeout": _FINISH_SECONDS,
+        "init_timeout": INIT_SECONDS,
+        "finish_timeout": FINISH_SECONDS,
         "finish_timeout_raises": True,
         "login_timeout": 1.0,
         "silent": True,
@@ -199,8 +213,8 @@ def _settings(plan: SessionPlan, known: set[str]) -> dict[str, Any]:
         "x_disable_machine_info": True,
         "x_save_requirements": False,
         "x_skip_transaction_log": plan.mode != "offline",  # the journal is that
-        "x_transaction_log_flush_interval": _UPLOAD_SECONDS,
-        "x_file_stream_transmit_interval": _UPLOAD_SECONDS,
+        "x_transaction_log_flush_interval": UPLOAD_SECONDS,
+        "x_file_stream_transmit_interval": UPLOAD_SECONDS,
         "x_file_stream_timeout_seconds": 20.0,
         "x_file_transfer_timeout_seconds": 60.0,
         "x_graphql_timeout_seconds": 10.0,

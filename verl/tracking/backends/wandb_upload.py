@@ -18,7 +18,7 @@ log = logging.getLogger("verl.tracking")
 
 CHECK_SECONDS = 20.0
 STALL_SECONDS = 60.0
-_SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 15.0
 _POLL_SECONDS = 0.5
 
 
@@ -45,7 +45,8 @@ class Upload:
         self._first = 0
         self._fingerprint: Any = None
         self._stored: set[str] | None = None
-        self._checked = self._moved = time.monotonic()
+        self._checked = time.monotonic()
+        self._waits_since: float | None = None  # for anything that was sent to be there
 
     def prepare(self, saved: Mapping[str, Any], rows: Rows) -> None:
         """Compare the server with what was acknowledged, before a session begins.
@@ -124,19 +125,20 @@ class Upload:
         """
         now = time.monotonic()
         if rows.count <= self._there and not self.files and self.config is None and not is_busy:
-            self._moved = now
+            self._waits_since = None
             return
+        if self._waits_since is None:
+            self._waits_since = now
         if now - self._checked < CHECK_SECONDS:
             return
         self._checked = now
         there = self._there
         found = self._confirm(rows)
+        waits = now - self._waits_since
         if found > there or found >= rows.count:
-            self._moved = now
-        elif now - self._moved > STALL_SECONDS:
-            raise UploadError(
-                f"the W&B SDK has uploaded nothing for {now - self._moved:.0f} s though the server answers"
-            )
+            self._waits_since = now
+        elif waits > STALL_SECONDS:
+            raise UploadError(f"the W&B SDK has uploaded nothing for {waits:.0f} s though the server answers")
 
     def settle(self, rows: Rows) -> None:
         """Make sure, after the end of a session, that everything is there.
@@ -146,7 +148,7 @@ class Upload:
             NewBranchError: The server has rows that are not of this run.
             RemoteError: The server is away.
         """
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + SETTLE_SECONDS
         while (found := self._confirm(rows)) < rows.count or self.files:
             if time.monotonic() > deadline:
                 missing = sorted(self.files)[:1] or f"{rows.count - found} of {rows.count} rows"
