@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +17,11 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from verl.journal import JournalReader, JournalWriter, RunDirectory
-from verl.tracking import TrackedRun, Tracking, drain
+from verl.testing.tensorboard_service import TensorboardService, read_events
+from verl.tracking import Artifact, Embedding, Moment, TrackedRun, Tracking, drain
 from verl.tracking.backends.tensorboard_logger import TensorboardLogger
+from verl.tracking.feed_state import read_states
+from verl.tracking.logger import StateLostError
 
 Inline = Callable[..., Tracking]
 
@@ -75,7 +71,7 @@ def test_there_is_one_event_per_step_and_one_file_per_attempt(inline: Inline, tm
     first, second = event_files(tmp_path)
     assert first.name.endswith(".0")
     assert second.name.endswith(".1")
-    assert [len(event.summary.value) for event in EventFileLoader(str(first)).Load()] == [0, 60]
+    assert [len(event.summary.value) for event in EventFileLoader(str(first)).Load()] == [0, 1, 60, 1]
 
 
 def test_values_that_are_not_finite_or_large_are_kept(inline: Inline, tmp_path: Path) -> None:
@@ -105,7 +101,8 @@ def test_histogram_text_table_and_alerts(inline: Inline, tmp_path: Path) -> None
     (table,) = text(accumulator, "val/generations")
     assert table.splitlines()[0] == "| prompt | score |"
     assert "a&#124;b<br>&lt;script&gt;" in table
-    assert text(accumulator, "alerts") == ["**ERROR** KL\n\ntoo high", "**WARNING**\n\nrow 3 is empty"]
+    assert text(accumulator, "alerts") == ["**ERROR** KL\n\ntoo high"]
+    assert text(accumulator, "alerts/2") == ["**WARNING**\n\nrow 3 is empty"]
     assert text(accumulator, "notes") == ["**INFO**\n\nby the way"]
     assert accumulator.SummaryMetadata("alerts/text_summary").plugin_data.plugin_name == "text"
 
@@ -181,16 +178,16 @@ def logger_at(directory: Path, state: dict[str, Any]) -> Iterator[TensorboardLog
 
 def test_what_was_not_acknowledged_is_taken_back_and_written_again_alike(tmp_path: Path) -> None:
     with logger_at(tmp_path, {}) as logger:
-        logger.log_metrics({"loss": 1.0}, 1)
+        at(logger, 1).log_metrics({"loss": 1.0}, 1)
         logger.flush()
         acknowledged = logger.state()
-        logger.log_metrics({"loss": 2.0}, 2)
+        at(logger, 2).log_metrics({"loss": 2.0}, 2)
     (file,) = event_files(tmp_path)
     before = file.read_bytes()
     with file.open("ab") as torn:  # killed in the middle of a write
         torn.write(b"\x07\x00\x00")
     with logger_at(tmp_path, acknowledged) as again:
-        again.log_metrics({"loss": 2.0}, 2)
+        at(again, 2).log_metrics({"loss": 2.0}, 2)
     assert event_files(tmp_path) == [file]
     assert file.read_bytes() == before
 
@@ -212,23 +209,168 @@ def test_files_of_other_writers_are_left_alone(tmp_path: Path) -> None:
     assert len(event_files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("loss", ["tail", "file"])
+@pytest.mark.parametrize("loss", ["tail", "file", "first file"])
 def test_files_that_lost_acknowledged_bytes_are_written_anew(loss: str, inline: Inline, tmp_path: Path) -> None:
     for attempt in range(2):
         with inline() as tracking:
             for step in range(attempt * 5, attempt * 5 + 5):
                 tracking.log_metrics({"loss": float(step)}, step)
-    before = [file.read_bytes() for file in event_files(tmp_path)]
-    file = event_files(tmp_path)[-1]
+    first, file = event_files(tmp_path)
     if loss == "tail":
         file.write_bytes(file.read_bytes()[:-5])
     else:
-        file.unlink()
+        (file if loss == "file" else first).unlink()
     with inline() as tracking:
         tracking.log_metrics({"loss": 10.0}, 10)
     assert [(event.step, event.value) for event in read(tmp_path).Scalars("loss")] == [(s, float(s)) for s in range(11)]
     assert len(event_files(tmp_path)) == 3
-    assert event_files(tmp_path)[0].read_bytes() == before[0][: event_files(tmp_path)[0].stat().st_size]
+    assert not {first, file} & set(event_files(tmp_path))  # a server that runs sees new files
+
+
+def at(logger: TensorboardLogger, seq: int, attempt: int = 1) -> TensorboardLogger:
+    logger.moment = Moment(1_700_000_000.5 + seq, attempt, seq)
+    return logger
+
+
+def test_a_file_of_another_attempt_that_was_not_acknowledged_is_removed(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({"loss": 1.0}, 1)
+        logger.flush()
+        acknowledged = logger.state()
+        at(logger, 2, attempt=2).log_metrics({"loss": 2.0}, 2)
+    assert len(event_files(tmp_path)) == 2
+    with logger_at(tmp_path, acknowledged) as again:
+        assert len(event_files(tmp_path)) == 1
+        at(again, 2, attempt=2).log_metrics({"loss": 2.0}, 2)
+    assert [(event.step, event.value) for event in read(tmp_path).Scalars("loss")] == [(1, 1.0), (2, 2.0)]
+
+
+def test_the_end_of_a_later_attempt_is_told_without_a_record_of_it(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({"loss": 1.0}, 1)
+        at(logger, 2, attempt=2).log_metrics({"loss": 2.0}, 2)
+        logger.flush()
+        acknowledged = logger.state()
+    again = TensorboardLogger()
+    again.open(TrackedRun("abc", "p", "e", tmp_path, 2, state=acknowledged))
+    again.finish("killed")
+    shown = read_events(tmp_path, {})
+    assert (shown.status, shown.points) == ("killed", {"loss": [(1, 1.0), (2, 2.0)]})
+
+
+def test_purge_forgets_only_what_there_is(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({"loss": 1.0}, 5)
+        logger.purge(5)
+        with pytest.raises(StateLostError):
+            logger.purge(4)
+
+
+def test_a_rewind_takes_back_embeddings_and_runs_below(inline: Inline, tmp_path: Path) -> None:
+    with inline() as tracking:
+        tracking.log_embedding("kept", np.ones((2, 2)), None, 1)
+        tracking.log_embedding("superseded", np.ones((2, 2)), None, 9)
+        tracking.writer.add_hparams({"lr": 0.1}, {"score": 0.5}, run_name="trial", global_step=9)
+        tracking.log_metrics({"loss": 1.0}, 10)
+    with inline() as tracking:
+        tracking.rewind(6)
+        tracking.log_metrics({"loss": 2.0}, 7)
+    assert [path.name for path in (tmp_path / "projector").iterdir()] == ["kept"]
+    assert "superseded" not in (tmp_path / "projector_config.pbtxt").read_text()
+    assert not (tmp_path / "trial").exists()
+    assert read_events(tmp_path, {}).points == {"loss": [(7, 2.0)]}
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "killed", "crashed"])
+def test_the_true_status_is_shown(status: Any, tmp_path: Path) -> None:
+    logger = TensorboardLogger()
+    logger.open(TrackedRun("abc", "p", "e", tmp_path))
+    at(logger, 1).log_metrics({"loss": 1.0}, 3)
+    logger.flush()
+    assert read_events(tmp_path, {}).status == "running"
+    logger.finish(status)
+    state = logger.state()
+    assert read_events(tmp_path, {}).status == status
+    with logger_at(tmp_path, state) as logger:
+        at(logger, 2, attempt=2).log_metrics({"loss": 1.0}, 4)
+    assert read_events(tmp_path, {}).status == "running"
+
+
+def test_artifacts_are_shown_as_text_or_by_their_place(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "folder").mkdir(parents=True)
+    (run / "folder" / "big").write_bytes(bytes(300_000))
+    (run / "environment.json").write_text('{"a": "<b>"}')
+    (run / "report.md").write_text("# Title")
+    with logger_at(run, {}) as logger:
+        for seq, name in enumerate(["environment.json", "report.md", "folder", "folder/big", "gone"]):
+            at(logger, seq).log_artifact(Artifact(name, run / name), 2)
+        at(logger, 9).log_artifact(Artifact("no picture", run / "report.md", "image"), 2)
+    accumulator = read(run)
+    assert text(accumulator, "artifacts/environment.json") == ['    {"a": "<b>"}']
+    assert text(accumulator, "artifacts/report.md") == ["# Title"]
+    assert text(accumulator, "artifacts/folder") == ["    folder/  (1 files, 300000 bytes)"]
+    assert text(accumulator, "artifacts/folder/big") == ["    folder/big  (300000 bytes)"]
+    assert set(logger.omissions) == {"gone", "no picture"}
+    assert read_events(run, {}).artifacts == {"environment.json", "report.md", "folder", "folder/big"}
+
+
+def test_odd_tags_and_texts_are_spelled_so_that_they_stay_apart(tmp_path: Path) -> None:
+    odd = ["a\ud800b", "a_xd800_b", "a_x5f_xd800_b", "é/😀 \n@", " ", "val/mean_at_8", "\x00", "x" * 5000]
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({name: float(number) for number, name in enumerate(odd)}, 7)
+        at(logger, 2).log_text("t\udfff", "hi \ud83d", 7)
+        at(logger, 3).log_table("table", ["c\udfff"], [["\ud83d"]], 7)
+        at(logger, 4).alert("\ud83d", "\ud83d", "error")
+        at(logger, 5).log_config({"a\ud800": "\ud83d", "nan": math.nan})
+        at(logger, 6).log_embedding(Embedding("e\ud800", np.ones((2, 2))), 1)
+    renamed = logger.renamed()
+    assert set(renamed) == {"a\ud800b", "a_xd800_b", "a_x5f_xd800_b", "t\udfff", "e\ud800"}
+    shown = read_events(tmp_path, renamed)
+    assert shown.points == {name: [(7, float(number))] for number, name in enumerate(odd)}
+    assert shown.texts == {"t\udfff": {7: "hi \\ud83d"}}
+    assert shown.alerts == ["\\ud83d: \\ud83d"]
+    config = text_format.Parse((tmp_path / "projector_config.pbtxt").read_text(), ProjectorConfig())
+    assert [entry.tensor_name for entry in config.embeddings] == ["e_xd800_:00001"]
+
+
+def test_ten_thousand_keys_in_one_record(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({f"group/key {index}": float(index) for index in range(10_000)}, 1)
+    assert read_events(tmp_path, {}).points == {f"group/key {index}": [(1, float(index))] for index in range(10_000)}
+
+
+def test_a_huge_text_is_cut_and_counted(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_text("huge", "x" * 1_000_005, 1)
+    shown = read_events(tmp_path, {}).texts["huge"][1]
+    assert shown == "x" * 1_000_000 + " … (5 more characters)"
+    assert logger.omissions["huge"].count == 1
+
+
+def test_alerts_keep_their_step_and_each_is_shown(tmp_path: Path) -> None:
+    with logger_at(tmp_path, {}) as logger:
+        at(logger, 1).log_metrics({"loss": 1.0}, 10)
+        at(logger, 2).alert("a", "1", "error")
+        at(logger, 3).alert("", "2", "warning")
+        logger.flush()
+        state = logger.state()
+    with logger_at(tmp_path, state) as logger:
+        at(logger, 4).alert("c", "3", "warning")
+        at(logger, 5).log_metrics({"loss": 1.0}, 11)
+        at(logger, 6).alert("", "4", "error")
+    assert read_events(tmp_path, {}).alerts == ["a: 1", "2", "c: 3", "4"]
+    tags = [tag for tag in read(tmp_path).Tags()["tensors"] if tag.startswith("alerts")]
+    steps = {tag.removesuffix("/text_summary"): [e.step for e in read(tmp_path).Tensors(tag)] for tag in tags}
+    assert steps == {"alerts": [10, 11], "alerts/2": [10], "alerts/3": [10]}
+
+
+def test_it_tells_the_names_of_its_files(inline: Inline, tmp_path: Path) -> None:
+    with inline() as tracking:
+        tracking.log_metrics({"loss": 1.0}, 1)
+    ids = RunDirectory.open(tmp_path).info.trackers["tensorboard"]
+    assert ids["files"] == [path.name for path in event_files(tmp_path)]
+    assert not read_states(tmp_path)[0].omissions
 
 
 def test_a_tracker_added_later_gets_the_whole_run(tmp_path: Path) -> None:
@@ -248,52 +390,31 @@ def test_a_tracker_added_later_gets_the_whole_run(tmp_path: Path) -> None:
     assert points == [(1, 1.1), (2, 1.2), (3, 2.3), (4, 2.4), (5, 2.5)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(server_folder: Path) -> Iterator[TensorboardService]:
+    """The real TensorBoard, on a folder in which each run of a test is a folder."""
+    service = TensorboardService()
+    service.serve(server_folder)
+    yield service
+    service.stop()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """The real TensorBoard on the run's folder; a function that gets JSON from it."""
-    port = free_port()
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path), "--port", str(port)]
-    with (tmp_path / "server.log").open("wb") as output:
-        process = subprocess.Popen([*command, "--reload_interval", "1"], stdout=output, stderr=output)
-
-    def get(path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/data/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-
-    yield get
-    process.terminate()
-    process.wait()
+def served(server_folder: Path, tmp_path: Path) -> Path:
+    """A run directory that the server looks at."""
+    return server_folder / tmp_path.name
 
 
-def eventually(get: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
-    """The server reads files in its own time."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            answer = get()
-            if wanted(answer) or time.monotonic() > deadline:
-                return answer
-        except (urllib.error.URLError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
+def test_the_real_server_shows_everything(served: Path, server: TensorboardService) -> None:
+    def tracking_here(**settings: Any) -> Tracking:
+        return Tracking("p", "e", "tensorboard", log_dir=str(served), async_log=False, **settings)
 
-
-def hparams(server: Callable[..., Any]) -> Any:
-    return server("plugin/hparams/experiment", {"hparamsLimit": 10})
-
-
-def test_the_real_server_shows_everything(inline: Inline, tmp_path: Path, server: Callable[..., Any]) -> None:
-    with inline(config={"lr": 0.1, "model": "tiny"}) as tracking:
+    with tracking_here(config={"lr": 0.1, "model": "tiny", "odd": math.nan}) as tracking:
         for step in range(1, 6):
             tracking.log_metrics({"kl/kl_divergence": step / 10, "my_metric": math.nan}, step)
             tracking.log_histogram("reward/dist", np.arange(10), step)
@@ -301,24 +422,54 @@ def test_the_real_server_shows_everything(inline: Inline, tmp_path: Path, server
         tracking.log_table("val/generations", ["a"], [["x|y"]], 5)
         tracking.log_image("picture", np.zeros((3, 2, 2)), 5)
         tracking.log_embedding("tokens", np.ones((3, 2)), ["a", "b", "c"], 5)
-    with inline() as tracking:
-        tracking.rewind(3)
-        tracking.log_metrics({"kl/kl_divergence": 9.0, "my_metric": 1.0}, 4)
-    scalars = eventually(
-        lambda: server("plugin/scalars/scalars?run=.&tag=kl/kl_divergence"), lambda points: len(points) == 4
-    )
-    assert [(step, round(value, 5)) for _, step, value in scalars] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 9.0)]
-    tags = server("plugin/scalars/tags")["."]
-    assert set(tags) >= {"kl/kl_divergence", "my_metric"}
-    histograms = server("plugin/histograms/histograms?run=.&tag=reward/dist")
+    run = served.name
+    points = server.eventually(lambda: server.curve("kl/kl_divergence", run), lambda points: len(points) == 5)
+    assert [(step, round(value, 5)) for step, value in points] == [(s, s / 10) for s in range(1, 6)]
+    assert set(server.ask("plugin/scalars/tags")[run]) >= {"kl/kl_divergence", "my_metric"}
+    histograms = server.ask(f"plugin/histograms/histograms?run={run}&tag=reward/dist")
     assert sum(bucket[2] for bucket in histograms[0][2]) == 10
-    shown = server("plugin/text/text?run=.&tag=samples/prompt_response/text_summary")
+    shown = server.ask(f"plugin/text/text?run={run}&tag=samples/prompt_response/text_summary")
     assert "<strong>hello</strong>" in shown[0]["text"]
     assert "<script>" not in shown[0]["text"]
-    table = server("plugin/text/text?run=.&tag=val/generations/text_summary")
+    table = server.ask(f"plugin/text/text?run={run}&tag=val/generations/text_summary")
     assert "<td>x&#124;y</td>" in table[0]["text"]
-    assert [image["step"] for image in server("plugin/images/images?run=.&tag=picture&sample=0")] == [5]
-    assert server("plugin/projector/runs") == ["."]
-    assert server("plugin/projector/info?run=.")["embeddings"][0]["tensorShape"] == [3, 2]
-    names = {column["name"] for column in hparams(server)["hparamInfos"]}
-    assert names == {"lr", "model"}
+    assert [image["step"] for image in server.ask(f"plugin/images/images?run={run}&tag=picture&sample=0")] == [5]
+    assert run in server.ask("plugin/projector/runs")
+    assert server.ask(f"plugin/projector/info?run={run}")["embeddings"][0]["tensorShape"] == [3, 2]
+    hparams = server.ask("plugin/hparams/experiment", {"hparamsLimit": 10})
+    assert {column["name"] for column in hparams["hparamInfos"]} >= {"lr", "model", "odd"}
+    status = server.ask(f"plugin/text/text?run={run}&tag=status/text_summary")
+    assert "finished" in status[-1]["text"]
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_the_real_server_shows_the_new_curve_after_a_rewind(
+    is_read_before: bool, served: Path, server: TensorboardService
+) -> None:
+    directory = RunDirectory.create(served, project="p", experiment="e")
+    run = served.name
+    directory.start_attempt()
+    with JournalWriter(directory, attempt=1) as journal:
+        for step in range(1, 951):
+            journal.append("metrics", step, metrics={"loss": float(step)})
+            if step % 100 == 0:
+                journal.append("metrics", step, metrics={"val": float(step)})
+    directory.finish_attempt("killed")
+    drain(directory, ["tensorboard"])
+    if is_read_before:
+        assert len(server.eventually(lambda: server.curve("loss", run), lambda points: len(points) == 950)) == 950
+    directory.start_attempt(resumed_from="checkpoints/global_step_800")
+    with JournalWriter(directory, attempt=2) as journal:
+        journal.append("rewind", 800, to=800)
+        for step in range(801, 991):
+            journal.append("metrics", step, metrics={"loss": -float(step)})
+        journal.append("metrics", 900, metrics={"val": -900.0})
+        journal.append("finish", 990, status="finished", error=None)
+    directory.finish_attempt("finished")
+    drain(directory, ["tensorboard"])
+    wanted = [*((step, float(step)) for step in range(1, 801)), *((step, -float(step)) for step in range(801, 991))]
+    assert server.eventually(lambda: server.curve("loss", run), lambda points: points == wanted) == wanted
+    values = [*((step, float(step)) for step in range(100, 801, 100)), (900, -900.0)]
+    assert server.eventually(lambda: server.curve("val", run), lambda points: points == values) == values
+    assert TensorboardService().read(served).points == {"loss": wanted, "val": values}
+    assert len(event_files(served)) == 2
