@@ -15,11 +15,11 @@ import pytest
 from verl.config import load_config
 from verl.journal import JournalReader, RunDirectory, canonical
 from verl.testing.models import make_tiny_model_folder
+from verl.tracking.catalogue import TIME_DEPENDENT
 from verl.trainer.checkpoint import CheckpointStore, read_info
 
 SEED = 20261130
 PRINTED_STEP = re.compile(r"^step (\d+)/\d+ ", re.MULTILINE)
-TIME_DEPENDENT = ("timing/", "throughput/", "system/")
 
 
 def settings(model: Path, run: Path, steps: int) -> list[str]:

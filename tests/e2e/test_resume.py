@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from verl.errors import CheckpointError, ConfigError, ModelError
 from verl.journal import JournalReader, canonical
 from verl.tracing.trajectory_store import step_files
+from verl.tracking.catalogue import TIME_DEPENDENT
 from verl.trainer.ppo_trainer import PPOTrainer
 
-TIME_DEPENDENT = ("timing/", "throughput/", "system/")
 SETTINGS = {
     "grpo": ["algorithm.type=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=1"],
     "ppo": [
