@@ -4,7 +4,8 @@
     tracking.log_metrics(reduce_metrics(tracking), step)              # every rank; rank 0 logs
 
 What comes out does not depend on how the samples were split over ranks and micro-batches, not by a bit: sums are
-kept without rounding until the end. (`last` is the one exception: the newest sample of the highest rank that has any.)
+kept without rounding until the end. Exceptions: `last` is the newest sample of the highest rank that has any, and a sum
+that passes 1.8e308 on the way is infinite.
 """
 
 from __future__ import annotations
