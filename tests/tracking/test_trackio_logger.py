@@ -156,11 +156,23 @@ def test_rows_have_the_step_and_the_time_of_their_record(driver: Driver, service
 
 def test_names_that_trackio_keeps_to_itself_are_spelled_in_another_way(driver: Driver, service: TrackioService) -> None:
     odd = ["step", "time", "timestamp", "run", "project", "metrics", "__x", "_x", "steps", "a\ud800b", "é/😀 \n@", " "]
+    odd += ["a_xd800_b", "val/mean_at_8", "x" * 3000]
     driver.at(1).log_metrics({name: float(number) for number, name in enumerate(odd)}, 7)
     driver.at(2).log_text("step", "hi \ud83d", 7)
     driver.flush()
     renamed = driver.logger.renamed()
-    assert set(renamed) == {"step", "time", "timestamp", "run", "project", "metrics", "__x", "a\ud800b"}
+    assert set(renamed) == {
+        "step",
+        "time",
+        "timestamp",
+        "run",
+        "project",
+        "metrics",
+        "__x",
+        *odd[9:10],
+        "a_xd800_b",
+        "x" * 3000,
+    }
     shown = service.read_run(driver.project, driver.run_id, renamed)
     assert shown.points == {name: [(7, float(number))] for number, name in enumerate(odd)}
     assert shown.texts == {"step": {7: "hi \\ud83d"}}

@@ -40,6 +40,8 @@ STATUS_KEY = "verl_status"
 
 # Names that trackio keeps to itself (their first letter is spelled out), and what JSON has no place for.
 _FORBIDDEN_KEY = re.compile(r"\A(?=(?:project|run|timestamp|step|time|metrics)\Z).|\A_(?=_)|[\ud800-\udfff]")
+# All other names stay as they are, but for those that look as if they were spelled.
+_ODD_KEY = re.compile(rf"{_FORBIDDEN_KEY.pattern}|_x[0-9a-f]+_|_h[0-9a-f]{{16}}_")
 _FORBIDDEN_IN_ARTIFACT = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_KEY = 2000
 _LONGEST_ARTIFACT = 150
@@ -81,23 +83,23 @@ class TrackioLogger(TrainerLogger):
                 raise StateLostError(f"trackio's run {self._store.name!r} has not all that was written to it")
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        self._add(step, {self._keys(key): value for key, value in metrics.items()})
+        self._add(step, {self._key(key): value for key, value in metrics.items()})
 
     def log_config(self, config: dict[str, Any]) -> None:
         self._config, self._is_config_new = plain(config), True
 
     def log_text(self, tag: str, text: str, step: int) -> None:
-        self._add(step, {self._keys(tag): {"_type": "trackio.markdown", "_value": plain(text)}})
+        self._add(step, {self._key(tag): {"_type": "trackio.markdown", "_value": plain(text)}})
 
     def log_histogram(self, tag: str, histogram: Histogram, step: int) -> None:
         edges = [min(histogram.minimum, *histogram.bucket_limits), *histogram.bucket_limits]
         shown = {"_type": "trackio.histogram", "bins": edges, "values": histogram.bucket_counts}
-        self._add(step, {self._keys(tag): shown})
+        self._add(step, {self._key(tag): shown})
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         titles = _distinct(columns)
         cells = [dict(zip(titles, plain(row), strict=False)) for row in rows]
-        self._add(step, {self._keys(name): {"_type": "trackio.table", "_value": cells}})
+        self._add(step, {self._key(name): {"_type": "trackio.table", "_value": cells}})
 
     def log_artifact(self, artifact: Artifact, step: int) -> None:
         if artifact.type == "hparams":
@@ -110,7 +112,7 @@ class TrackioLogger(TrainerLogger):
             with disk_trouble():
                 place = self._store.save_image(artifact.path, step, log_id)
             image = {"_type": "trackio.image", "file_path": place, "caption": plain(artifact.name)}
-            self._add(step, {self._keys(artifact.name): image}, log_id)
+            self._add(step, {self._key(artifact.name): image}, log_id)
         else:
             name = f"run-{self._run.remote_id}-{self._artifact_names(artifact.name)}"
             try:
@@ -174,6 +176,10 @@ class TrackioLogger(TrainerLogger):
     def finish(self, status: RunStatus) -> None:
         self._status, self._is_config_new = status, True
         self.flush()
+
+    def _key(self, name: str) -> str:
+        is_odd = not 0 < len(name) <= _LONGEST_KEY or _ODD_KEY.search(name)
+        return self._keys(name) if is_odd else name
 
     def _add(self, step: int, values: dict[str, Any], log_id: str | None = None) -> None:
         self._rows.append(Row(step, _iso(self.moment.time), log_id or self._next_id(), values))
