@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams import plugin_data_pb2
@@ -190,6 +194,28 @@ def test_what_was_not_acknowledged_is_taken_back_and_written_again_alike(tmp_pat
         at(again, 2).log_metrics({"loss": 2.0}, 2)
     assert event_files(tmp_path) == [file]
     assert file.read_bytes() == before
+
+
+@settings(max_examples=25, deadline=None)
+@given(kills=st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 60)), max_size=6))
+def test_nothing_is_twice_and_nothing_missing_wherever_it_is_killed(kills: list[tuple[int, bool, int]]) -> None:
+    with TemporaryDirectory() as folder:
+        directory, state, acknowledged = Path(folder), {}, 0
+        for ahead, is_acknowledged, lost in [*kills, (20, True, 0)]:
+            # A process that gets further than what is acknowledged, and dies in the middle of a write.
+            reached = min(acknowledged + ahead, 20)
+            with logger_at(directory, state) as logger:
+                for seq in range(acknowledged + 1, reached + 1):
+                    at(logger, seq, attempt=1 + seq // 8).log_metrics({"loss": float(seq)}, seq)
+                if is_acknowledged:
+                    logger.flush()
+                    state, acknowledged = logger.state(), reached
+            if not is_acknowledged and (files := event_files(directory)):
+                size = files[-1].stat().st_size
+                is_known = files[-1].name in state.get("files", [])
+                os.truncate(files[-1], max(size - lost, state["size"] if is_known else 0))
+        points = read_events(directory, {}).points
+    assert points == {"loss": [(step, float(step)) for step in range(1, 21)]}
 
 
 def test_a_file_of_which_nothing_was_acknowledged_is_started_over(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class ConsoleLogger(TrainerLogger):
         is_live: Draw a live table; nothing = if `stream` is a terminal that can, and colours are wanted.
     """
 
-    shows: ClassVar[frozenset[str]] = frozenset({"metrics", "alert", "rewind"})
+    shows: ClassVar[frozenset[str]] = frozenset({"metrics", "alert", "rewind", "status"})
 
     def __init__(self, stream: TextIO | None = None, is_live: bool | None = None) -> None:
         self.stream = stream
