@@ -23,12 +23,16 @@ _STATES = {"finished": "FINISHED", "failed": "CRASHED", "crashed": "CRASHED", "k
 
 
 class SwanlabService(TrackerService):
-    """SwanLab online, on a loopback server that keeps whatever it is sent."""
+    """SwanLab online, on a loopback server that keeps whatever it is sent.
+
+    Args:
+        folder: Not needed, for the server keeps all in memory.
+    """
 
     tracker = "swanlab"
     faults: tuple[Fault, ...] = ("down", "hang", 401, 429, 503)
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.server = SwanlabServer()
 
     def start(self) -> Mapping[str, str]:
@@ -37,6 +41,9 @@ class SwanlabService(TrackerService):
 
     def stop(self) -> None:
         self.server.stop()
+
+    def as_shown(self, value: float) -> float:
+        return _without_infinity(value)
 
     def fail(self, fault: Fault | None) -> None:
         self.server.fail(fault)
@@ -47,9 +54,16 @@ class SwanlabService(TrackerService):
 
 
 class SwanlabOfflineService(TrackerService):
-    """SwanLab offline: files in the run directory."""
+    """SwanLab offline: files in the run directory.
+
+    Args:
+        folder: Not needed.
+    """
 
     tracker = "swanlab"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
 
     def start(self) -> Mapping[str, str]:
         return {"SWANLAB_MODE": "offline"}
@@ -57,10 +71,14 @@ class SwanlabOfflineService(TrackerService):
     def stop(self) -> None:
         """There is nothing to stop."""
 
+    def as_shown(self, value: float) -> float:
+        return _without_infinity(value)
+
     def read(self, run_directory: Path) -> Shown:
         directory = RunDirectory.open(run_directory).info.trackers[self.tracker]["directory"]
         run = read_offline_run(Path(directory))
-        shown = _shown(run.scalars, run.media, _names(run_directory))
+        scalars = [(key, step, _without_infinity(value)) for key, step, value in run.scalars]
+        shown = _shown(scalars, run.media, _names(run_directory))
         _add_config(shown, run.config, run.state)
         shown.artifacts = {_names(run_directory).get(name, name) for name in run.files}
         return shown
@@ -83,6 +101,11 @@ def shown_online(experiment: Experiment, names: Mapping[str, str]) -> Shown:
     _add_config(shown, experiment.config, experiment.states[-1])
     shown.artifacts = {names.get(name, name) for name in experiment.files}
     return shown
+
+
+def _without_infinity(value: float) -> float:
+    """SwanLab sends infinities as NaN."""
+    return float(value) if math.isfinite(value) else math.nan
 
 
 def _names(run_directory: Path) -> dict[str, str]:
