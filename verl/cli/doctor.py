@@ -27,6 +27,8 @@ def run(argv: list[str]) -> int:
         JournalError: There is no run at the path.
     """
     arguments = read_arguments(_parser(), argv)
+    if options := [text for text in arguments.overrides if text.startswith("-")]:
+        raise ConfigError(f"`{options[0]}` is not an option of `verl doctor`; see `verl doctor --help`")
     runs = [text for text in arguments.overrides if "=" not in text or Path(text).is_dir()]
     settings = [text for text in arguments.overrides if text not in runs]
     if arguments.choose or arguments.answers is not None:
@@ -155,21 +157,26 @@ def _show(title: str, checks: Sequence[Check], *, absent: bool = False) -> None:
     for check in checks or [Check("", "ok", _NOTHING_LOOKED_AT)]:
         result = "absent" if absent else check.result
         head = f"  {result:<8} {one_line(check.question, 20):<10} "
-        text, *rest = wrapped(head + one_line(check.found, 2000), width, " " * len(head))
+        text, *rest = wrapped(head + one_line(check.found.rstrip(". "), 2000), width, " " * len(head))
         lines.append("  " + painted(result, colours[result]) + text[2 + len(result) :])
         lines += rest
         if check.advice:
-            lines += wrapped(" " * (len(head) - 3) + "-> " + one_line(check.advice, 2000), width, " " * len(head))
+            lines += wrapped(
+                " " * (len(head) - 3) + "-> " + one_line(check.advice.rstrip(". "), 2000), width, " " * len(head)
+            )
     write_output("".join(f"{line}\n" for line in lines))
 
 
 def _choose(arguments: argparse.Namespace) -> int:
-    from verl.tracking.choice import QUESTIONS, choose, read_answers
+    from verl.tracking.choice import QUESTIONS, choose, matters, read_answers
 
     if arguments.answers is not None:
         answers = read_answers([text.strip() for text in arguments.answers.split(",")])
     elif sys.stdin.isatty():
-        answers = {question.name: _asked(question) for question in QUESTIONS}
+        answers: dict[str, str] = {}
+        for question in QUESTIONS:
+            asks = matters(question, answers)
+            answers[question.name] = _asked(question) if asks else next(iter(question.answers))
     else:
         answers = read_answers(sys.stdin.read().replace(",", "\n").split("\n")[: len(QUESTIONS)])
     _show_recommendation(choose(answers))
@@ -189,11 +196,13 @@ def _asked(question: Question) -> str:
             said = input(f"1-{len(question.answers)} or a word [1]: ")
         except EOFError:
             raise ConfigError(f"{question.text} No answer was given") from None
-        write_output("")
         try:
-            return read_answer(question, said)
+            answer = read_answer(question, said)
         except ConfigError as error:
             write_output(f"{printable(str(error))}\n")
+        else:
+            write_output("\n")
+            return answer
 
 
 def _show_recommendation(found: Recommendation) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from verl.config.nearest import nearest_name
 from verl.errors import ConfigError
@@ -105,6 +106,16 @@ def read_answer(question: Question, text: str) -> str:
     raise ConfigError(f"{text.strip()!r} is no answer to {question.name!r} ({question.text}); {suggestion}")
 
 
+def matters(question: Question, answered: Mapping[str, str]) -> bool:
+    """Whether an answer can still change what is recommended, whatever the answers to the questions after it."""
+    later = [other for other in QUESTIONS if other.name not in answered and other is not question]
+    for answers in product(*(other.answers for other in later)):
+        known = {**answered, **dict(zip((other.name for other in later), answers, strict=True))}
+        if len({choose({**known, question.name: answer}) for answer in question.answers}) > 1:
+            return True
+    return False
+
+
 def choose(answers: Mapping[str, str]) -> Recommendation:
     """The tracker for these answers (question's name -> answer, all of them)."""
     if answers["scope"] == "local":
@@ -130,7 +141,7 @@ def _in_china(answers: Mapping[str, str]) -> Recommendation:
     is_private = answers["privacy"] == "high"
     login, cost = ("swanlab login",), "uploads data to SwanLab's cloud in China; an account"
     if is_private:
-        login = ("export SWANLAB_API_HOST=https://swanlab.example.com/api   # your own SwanLab server", "swanlab login")
+        login = ("# your own SwanLab server:", "export SWANLAB_API_HOST=https://SERVER", "swanlab login")
         cost = "needs infrastructure of your own: a self-hosted SwanLab, for nothing may be uploaded to its cloud"
     return Recommendation(
         "swanlab",
@@ -145,10 +156,15 @@ def _in_china(answers: Mapping[str, str]) -> Recommendation:
 def _own_server(answers: Mapping[str, str]) -> Recommendation:
     if answers["operator"] == "us":
         setup = (
-            "mlflow server --host 0.0.0.0 --port 5000 --backend-store-uri sqlite:///mlflow.db   # on your server",
+            "# on your server:",
+            "mlflow server --host 0.0.0.0 --port 5000 --backend-store-uri sqlite:///mlflow.db",
+            "# where you run verl:",
             "export MLFLOW_TRACKING_URI=http://SERVER:5000",
         )
-        cost, look = "needs infrastructure of your own: a server, its disk, backups, logins", "http://SERVER:5000"
+        cost, look = (
+            "needs infrastructure of your own: a server, its disk, backups, logins",
+            "# then look at http://SERVER:5000",
+        )
     else:
         setup = ("export MLFLOW_TRACKING_URI=sqlite:///mlflow.db",)
         cost = "a database file that you look after; a server of your own once several people look at it"
@@ -180,15 +196,16 @@ def _commands(tracker: str, *setup: str, look: str = "", is_offline: bool = Fals
     """Commands from nothing to a run that is shown."""
     install = f"pip install {BUILTIN[tracker].package}"
     check = f"verl doctor 'trainer.logger=[console,{tracker}]'"
+    looking = () if not look else (look,) if look.startswith("#") else ("# to look at it:", look)
     if not is_offline:
-        train = f"verl train ... 'trainer.logger=[console,{tracker}]'"
-        return (install, *setup, check, train, *((f"{look}   # to look at it",) if look else ()))
+        return (install, *setup, check, f"verl train ... 'trainer.logger=[console,{tracker}]'", *looking)
     return (
-        "verl train ... 'trainer.logger=[console,tensorboard]'   # on the machine without network: the journal has all",
+        "# on the machine without network; the journal keeps everything:",
+        "verl train ... 'trainer.logger=[console]'",
         "# then copy the run directory to a machine with network, and there:",
         install,
         *setup,
         check,
         f"verl sync RUN --to {tracker}",
-        *((f"{look}   # to look at it",) if look else ()),
+        *looking,
     )

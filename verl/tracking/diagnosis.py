@@ -187,7 +187,8 @@ def _complete(standing: Standing, status: str, sync: str) -> Check:
             return Check("complete", "error", f"how far it was fed is not known: {why}")
         case Condition.FAILING:
             advice = "; ".join(filter(None, [hint(why), f"then `{sync}`" if not is_running else "it is tried again"]))
-            return Check("complete", "warning" if is_running else "error", f"{behind} records behind: {why}", advice)
+            found = f"{behind} records behind, {standing.state.failures} failed tries: {why}"
+            return Check("complete", "warning" if is_running else "error", found, advice)
         case Condition.UNFINISHED:
             return Check("complete", "error", "it has all records, but not that the run ended", f"`{sync}`")
         case Condition.BEHIND if is_running:

@@ -86,9 +86,8 @@ def _ending(info: RunInfo, facts: JournalFacts) -> Check:
 def _journal(facts: JournalFacts) -> list[Check]:
     checks = []
     if facts.num_problems:
-        found = (
-            f"{facts.records:,} records, and {facts.num_problems:,} lines that are none, the last: {facts.problems[-1]}"
-        )
+        bad = "1 line that is none" if facts.num_problems == 1 else f"{facts.num_problems:,} lines that are none"
+        found = f"{facts.records:,} records, and {bad}, the last: {facts.problems[-1]}"
         checks.append(Check("journal", "warning", found, "all others are used; such lines come from a failing disk"))
     else:
         checks.append(Check("journal", "ok", f"{facts.records:,} records"))
