@@ -231,7 +231,8 @@ def test_a_relay_that_died_and_a_tracker_that_fails_are_noted_once_while_trainin
         tracking.finish("finished", seconds=0.1)
         for relay in relays(run):
             relay.kill()
-    assert "still delivering" in notes()[-1]
+    assert "still delivering" in notes()[-2]
+    assert notes()[-1] == f"to complete it later: verl sync {run}"
     del tracking
     gc.collect()
 

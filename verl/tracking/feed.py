@@ -98,6 +98,7 @@ class Feed:
         self._session: TrackerSession | None = None
         self._ids: dict[str, Any] = {}
         self._rebuilds = 0
+        self._farthest = (0, 0)  # attempt and number of the latest record ever acknowledged
         self._patience = patience or Patience()
         self._backoff = Backoff(self._patience)
         self._is_loaded = False
@@ -170,7 +171,8 @@ class Feed:
         except StateLostError as error:
             return self._begin_again(error)
         except Exception as error:
-            self.is_spoiled = isinstance(error, ProcessSpoiledError)
+            # Packages leave threads, watches and half-open sessions behind when a session fails to begin or to end.
+            self.is_spoiled |= isinstance(error, ProcessSpoiledError) or self._doing in ("open", "finish")
             self._failed(error)
             return Advance.IDLE
 
@@ -316,6 +318,10 @@ class Feed:
         self._rebuilds = 0
         self.state.delivered += len(records)
         self._passed(len(records))
+        number = (records[-1].attempt, records[-1].seq)
+        if number > self._farthest:  # to have got no farther than before is no success
+            self._farthest = number
+            self._backoff.succeeded()
         self._save()
 
     def _note(self, logger: TrainerLogger) -> None:
@@ -342,7 +348,6 @@ class Feed:
 
     def _passed(self, count: int) -> None:
         self._tries = 0
-        self._backoff.succeeded()
         self._doubtful = max(0, self._doubtful - count)
         if not self._doubtful:
             self._budget = BATCH_BYTES
@@ -413,6 +418,7 @@ class Feed:
         self.state.skip(record, start, stream, reason)
         self.state.cursor, self.state.seq, self.state.status = after, record.seq, FEEDING
         self._refused_kinds.add(record.kind)
+        self._backoff.succeeded()
         self._passed(1)
         self._save()
 
