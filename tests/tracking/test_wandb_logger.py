@@ -23,9 +23,11 @@ from hypothesis import strategies as st
 from verl.journal import JournalWriter, RunDirectory
 from verl.testing.expectation import differences, expected
 from verl.testing.services import Fault, Shown
+from verl.testing.wandb_files import read_offline_run
 from verl.testing.wandb_server import WandbServer
 from verl.testing.wandb_service import WandbOfflineService, WandbService
 from verl.tracking.backends import wandb_remote, wandb_session, wandb_upload
+from verl.tracking.backends.wandb_files import is_whole
 from verl.tracking.backends.wandb_logger import WandbLogger
 from verl.tracking.backends.wandb_login import find_login
 from verl.tracking.backends.wandb_remote import WandbRemote
@@ -44,10 +46,9 @@ from verl.tracking.backends import wandb_session
 from verl.tracking.feed import Advance, Feed, FeedSource
 wandb_session.UPLOAD_SECONDS = 0.1
 feed = Feed.by_name("wandb", FeedSource(RunDirectory.open(sys.argv[1]), 1))
-feed._budget = 1
 feed.lock()
 while feed.advance() is not Advance.DONE:
-    feed._budget = 1
+    time.sleep(0.02)
 """
 
 
@@ -164,6 +165,7 @@ def test_one_row_per_step_under_its_number_and_time(online: WandbService, traini
     rows = online.server.run(training.directory.info.run_id).history
     assert [(row["_step"], row["global_step"]) for row in rows] == [(step, step) for step in range(1, 7)]
     assert not online.server.unknown
+    assert not list(training.path.glob("wandb/*")), "what the server has is not kept twice"
 
 
 def test_late_points_of_an_earlier_step_are_not_dropped(online: WandbService, training: Training) -> None:
@@ -251,18 +253,27 @@ def test_media_file_that_was_refused_is_sent_again_without_its_row(online: Wandb
     assert online.server.run(training.directory.info.run_id).rows_sent == 7
 
 
+@pytest.mark.slow
 def test_feeder_killed_at_any_moment_loses_and_doubles_nothing(online: WandbService, training: Training) -> None:
     training.feed.leave()
-    training.log(1, 400)
     chance = random.Random(0)
+    run_id, step, seen = training.directory.info.run_id, 0, []
     for _ in range(4):
         with subprocess.Popen([sys.executable, "-c", FEEDER, str(training.path)]) as feeder:
-            time.sleep(2.0 + 2.0 * chance.random())
+            began, life = None, 0.2 + chance.random()
+            while began is None or time.monotonic() < began + life:
+                step += 1
+                training.log(step, step)
+                time.sleep(0.02)
+                if began is None and len(online.server.served(None, "p", run_id).history) > sum(seen[-1:]):
+                    began = time.monotonic()
             feeder.send_signal(signal.SIGKILL)
+        seen.append(len(online.server.run(run_id).history))
     training.feed = training.new_feed()
     training.end()
     assert_exact(online, training)
     assert training.feed.state.branch == 0
+    assert 0 < seen[0] < seen[-1] < step, "they were killed in the middle"
 
 
 def test_what_a_later_attempt_supersedes_is_cut_from_the_run(online: WandbService, training: Training) -> None:
@@ -478,6 +489,17 @@ def test_state_of_another_mode_is_not_continued(offline: WandbOfflineService, tm
         WandbLogger().open(TrackedRun("r1", "p", "e", tmp_path, state={**saved, "finished": True}))
     with pytest.raises(StateLostError):
         WandbLogger().open(TrackedRun("r1", "p", "e", tmp_path, state={**saved, "mode": "offline", "finished": False}))
+
+
+def test_torn_file_is_not_taken_for_whole(offline: WandbOfflineService, training: Training) -> None:
+    training.log(1, 5)
+    training.end()
+    (file,) = training.path.glob("wandb/offline-run-*/run-*.wandb")
+    last = read_offline_run(file).rows[-1][1]["_journal"]
+    assert is_whole(file, last)
+    assert not is_whole(file, last + 1)
+    file.write_bytes(file.read_bytes()[:-20])
+    assert not is_whole(file, last)
 
 
 def test_disabled_mode_takes_everything_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

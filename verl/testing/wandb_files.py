@@ -1,22 +1,14 @@
-"""Read what the W&B SDK wrote offline: its transaction logs (`run-*.wandb`), which it has no reader for any more.
-
-The file is a LevelDB log: after a header of 7 bytes, blocks of 32 KiB with chunks `checksum, length, type, data`.
-"""
+"""Read what the W&B SDK wrote offline: its transaction logs (`run-*.wandb`), which it has no reader for any more."""
 
 from __future__ import annotations
 
 import json
-import struct
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_BLOCK = 32768
-_HEADER = struct.Struct("<4sHB")
-_CHUNK = struct.Struct("<IHB")
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+from verl.tracking.backends.wandb_files import records_of
 
 
 @dataclass(slots=True)
@@ -48,11 +40,8 @@ def read_offline_run(path: Path) -> OfflineRun:
     Raises:
         ValueError: It is no such file.
     """
-    from wandb.proto import wandb_internal_pb2 as messages
-
     run = OfflineRun(folder=path.parent)
-    for data in _records(path.read_bytes()):
-        record: Any = messages.Record.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]
+    for record in records_of(path):
         kind = record.WhichOneof("record_type")
         if kind == "history":
             run.rows.append((record.history.step.num, _items(record.history.item)))
@@ -80,25 +69,3 @@ def _items(items: Iterable[Any]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[last] = json.loads(item.value_json)
     return found
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    if len(data) < _HEADER.size:
-        return
-    ident, magic, _ = _HEADER.unpack_from(data)
-    if ident != b":W&B" or magic != 0xBEE1:
-        raise ValueError(f"no W&B file: it begins with {data[:7]!r}")
-    position, parts = _HEADER.size, b""
-    while position + _CHUNK.size <= len(data):
-        left = _BLOCK - position % _BLOCK
-        checksum, length, kind = _CHUNK.unpack_from(data, position)
-        if left < _CHUNK.size or kind == 0:  # padding
-            position += left
-            continue
-        chunk = data[position + _CHUNK.size : position + _CHUNK.size + length]
-        if len(chunk) < length or zlib.crc32(bytes([kind]) + chunk) != checksum:
-            return
-        position += _CHUNK.size + length
-        parts = chunk if kind in (_WHOLE, _FIRST) else parts + chunk
-        if kind in (_WHOLE, _LAST):
-            yield parts

@@ -16,12 +16,14 @@ from typing import Any, ClassVar
 
 from verl.config.environment import variable
 from verl.tracking.backends import wandb_media as media
-from verl.tracking.backends.wandb_files import move_aside, offline_folders
+from verl.tracking.backends.wandb_artifacts import ArtifactSender
+from verl.tracking.backends.wandb_files import is_whole, move_aside, offline_folders, remove_scratch
 from verl.tracking.backends.wandb_login import check_login, find_login
 from verl.tracking.backends.wandb_remote import RefusedError, RemoteError, WandbRemote
 from verl.tracking.backends.wandb_rows import Row, Rows
-from verl.tracking.backends.wandb_session import FINGERPRINT_KEY, STEP_KEY, SessionPlan, WandbSession
+from verl.tracking.backends.wandb_session import SessionPlan, WandbSession
 from verl.tracking.backends.wandb_upload import Upload
+from verl.tracking.backends.wandb_writer import RowWriter
 from verl.tracking.logger import (
     AlertLevel,
     Artifact,
@@ -42,9 +44,10 @@ _TAKEN = "|".join(
     [r"^_(?=(?:step|runtime|timestamp|wandb|journal)$)", *(f"^{name[0]}(?={name[1:]}$)" for name in _OWN_NAMES)]
 )
 _LONGEST_NAME = 1000
+_LONGEST_TITLE = 128
+_NOT_IN_PROJECTS = re.compile(r"[/\\#?%:\x00-\x1f]")
 _BUCKET_BYTES = 40
 _NUMBER_BYTES = 25
-_ARTIFACT_SECONDS = 20
 
 
 class WandbLogger(TrainerLogger):
@@ -74,22 +77,20 @@ class WandbLogger(TrainerLogger):
     def open(self, run: TrackedRun) -> None:
         self._run = run
         self._login = find_login()
-        self._rows = Rows.from_json(run.state)
-        self._pending: Row | None = None
-        self._seen = (0, -1)
         self._spell = Spelling(re.compile(f"{_TAKEN}|[\ud800-\udfff\x00-\x1f\x7f]"), _LONGEST_NAME)
-        self._spell_artifact = Spelling(re.compile(r"[^A-Za-z0-9._-]"), 100)
         self._session: WandbSession | None = None
         self._upload: Upload | None = None
-        self._artifacts: dict[str, Any] = {}
+        self._artifacts: ArtifactSender | None = None
         self._is_finished = False
         self._url = str(run.state.get("url", ""))
-        if self._login.mode == "disabled":
-            return
+        rows = Rows.from_json(run.state)
         if self._login.mode == "offline":
             self._open_offline()
-        else:
-            self._open_online()
+        elif self._login.mode != "disabled":
+            self._open_online(rows)
+        self._writer = RowWriter(rows, self._session, self._upload, self.leave_out)
+        if self._session:
+            self._artifacts = ArtifactSender(run.run_id, self._session, self._upload, self.leave_out)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         values = {self._spell(key): value for key, value in metrics.items()}
@@ -97,7 +98,7 @@ class WandbLogger(TrainerLogger):
         for name, value in values.items():
             if not row.put(name, value, _NUMBER_BYTES):
                 self.leave_out(name, step, "the row of this step would be larger than W&B takes")
-        self._close_row()
+        self._writer.close_row()
 
     def log_histogram(self, tag: str, histogram: Histogram, step: int) -> None:
         if self._session is None:
@@ -133,10 +134,12 @@ class WandbLogger(TrainerLogger):
             if metrics:
                 self.log_metrics(metrics, step)
         else:
-            self._send_artifact(artifact, step)
+            self._writer.see(self.moment)
+            if self._artifacts:
+                self._artifacts.send(artifact, step)
 
     def log_config(self, config: dict[str, Any]) -> None:
-        self._see()
+        self._writer.see(self.moment)
         if self._session is None:
             return
         values = media.config_values(config)
@@ -146,7 +149,7 @@ class WandbLogger(TrainerLogger):
 
     def alert(self, title: str, text: str, level: AlertLevel) -> None:
         message = media.clean(f"{title}: {text}" if title else text)
-        is_end = (self.moment.attempt, self.moment.seq) == self._seen  # no record of its own: why the run ended
+        is_end = (self.moment.attempt, self.moment.seq) == self._writer.seen  # no record of its own: why the run ended
         if self._session is None:
             return
         if is_end:
@@ -155,16 +158,16 @@ class WandbLogger(TrainerLogger):
             row = self._row_for(None, [])
             name = "alerts" if title else "notes"
             row.add_message(name, media.shortened(f"[{level}] {message}", media.LONGEST_MESSAGE))
-        if title and self._upload and not self._upload.will_have(self._rows):
+        if title and self._upload and not self._upload.will_have(self._writer.rows):
             self._session.alert(media.clean(title), media.clean(text), level)
 
     def purge(self, to_step: int) -> None:
         if self._session is None:
             return
-        if self._pending and self._pending.step is not None and self._pending.step > to_step:
+        if self._writer.pending and self._writer.pending.step is not None and self._writer.pending.step > to_step:
             raise StateLostError(f"the run goes on from step {to_step}, before a row that was begun")
-        before = self._rows.before(to_step)
-        if before and before[0] == self._rows.count:
+        before = self._writer.rows.before(to_step)
+        if before and before[0] == self._writer.rows.count:
             return
         if self._upload is None:
             raise StateLostError(f"the run goes on from step {to_step}, and a file of W&B cannot be cut")
@@ -173,31 +176,32 @@ class WandbLogger(TrainerLogger):
         self._rewind(self._upload, *before)
 
     def flush(self) -> None:
-        self._artifacts = {name: sent for name, sent in self._artifacts.items() if not _is_uploaded(sent, 0)}
-        if self._upload:
-            self._upload.check(self._rows, bool(self._artifacts))
+        if self._upload and self._artifacts:
+            self._upload.check(self._writer.rows, bool(self._artifacts.waiting()))
 
     def state(self) -> dict[str, Any]:
         upload = self._upload
-        uploads = [*self._artifacts, *(["the configuration"] if upload and upload.config is not None else [])]
+        uploads = self._artifacts.waiting() if self._artifacts and not self._is_finished else []
+        if upload and upload.config is not None and not self._is_finished:
+            uploads.append("the configuration")
         return {
             "mode": self._login.mode,
             "url": self._url,
-            **self._rows.to_json(),
-            "pending": self._pending is not None,
+            **self._writer.rows.to_json(),
+            "pending": self._writer.pending is not None,
             "files": sorted(upload.files) if upload else [],
-            "uploads": [] if self._is_finished else uploads,
+            "uploads": uploads,
             "finished": self._is_finished,
         }
 
     def ids(self) -> dict[str, Any]:
-        known = {"run_id": self._run.remote_id, "project": self._run.project, "mode": self._login.mode}
+        known = {"run_id": self._run.remote_id, "project": self._project(), "mode": self._login.mode}
         if self._login.mode == "offline":
             return {**known, "folders": [str(folder) for folder in self._folders()]}
         return {**known, **({"url": self._url} if self._url else {})}
 
     def renamed(self) -> dict[str, str]:
-        return {**self._spell_artifact.renamed, **self._spell.renamed}
+        return {**(self._artifacts.renamed if self._artifacts else {}), **self._spell.renamed}
 
     def where(self) -> str:
         if self._login.mode == "offline":
@@ -209,17 +213,21 @@ class WandbLogger(TrainerLogger):
             return
         if self._upload:
             self._upload.remote.look()  # the SDK would wait long for a server that is away
-        if self._pending:
-            self._close_row()
+        if self._writer.pending:
+            self._writer.close_row()
         self._session.update_summary({"status": status})
         session, self._session = self._session, None
+        folder = session.folder
         try:
             session.finish(status)
         except BaseException:
             session.kill()
             raise
         if self._upload:
-            self._upload.settle(self._rows)
+            self._upload.settle(self._writer.rows)
+            remove_scratch(self._folder(), self._run.remote_id)
+        elif not is_whole(folder / f"run-{self._run.remote_id}.wandb", self._writer.sent):
+            raise OSError(f"{folder} lacks rows that were written; is the disk full?")
         self._is_finished = True
 
     def close(self) -> None:
@@ -227,14 +235,14 @@ class WandbLogger(TrainerLogger):
         if session is not None:
             session.kill()
 
-    def _open_online(self) -> None:
+    def _open_online(self, rows: Rows) -> None:
         run, saved = self._run, self._run.state
         if saved and saved["mode"] != "online":
             raise StateLostError(f"W&B was {saved['mode']} until now")
         if self._login.key is None:
             raise RemoteError(f"there is no key for {self._login.base_url}: run `wandb login`, or set WANDB_API_KEY")
-        upload = Upload(WandbRemote(self._login, run.project, run.remote_id, run.proxy))
-        upload.prepare(saved, self._rows)
+        upload = Upload(WandbRemote(self._login, self._project(), run.remote_id, run.proxy))
+        upload.prepare(saved, rows)
         self._session = session = WandbSession(self._plan())
         self._url = session.url
         upload.remote.belongs_to(session.entity, session.project)
@@ -255,8 +263,18 @@ class WandbLogger(TrainerLogger):
 
     def _plan(self) -> SessionPlan:
         run, login = self._run, self._login
-        mode = login.mode if login.mode_source else None
-        return SessionPlan(run.remote_id, run.run_id, run.project, run.experiment, self._folder(), mode, run.proxy)
+        return SessionPlan(
+            run_id=run.remote_id,
+            group=run.run_id,
+            project=self._project(),
+            name=media.clean(run.experiment)[:_LONGEST_TITLE],
+            folder=self._folder(),
+            mode=login.mode if login.mode_source else None,
+            proxy=run.proxy,
+        )
+
+    def _project(self) -> str:
+        return Spelling(_NOT_IN_PROJECTS, _LONGEST_TITLE)(media.clean(self._run.project))
 
     def _folder(self) -> Path:
         return Path(variable("WANDB_DIR") or self._run.directory).absolute()
@@ -266,74 +284,12 @@ class WandbLogger(TrainerLogger):
         current = [] if self._session is None or self._session.folder in found else [self._session.folder]
         return [*found, *current]  # its file may not be there yet
 
-    def _see(self) -> None:
-        self._seen = (self.moment.attempt, self.moment.seq)
-
     def _row_for(self, step: int | None, names: Collection[str]) -> Row:
-        """The row that a record of this step goes into; a row that cannot take it is closed."""
-        self._see()
-        row = self._pending
-        if row and (
-            row.attempt != self.moment.attempt
-            or (step is not None and row.step is not None and row.step != step)
-            or row.has_any(names)
-        ):
-            self._close_row()
-            row = None
-        if row is None:
-            row = self._pending = Row(self.moment.attempt)
-        if step is not None:
-            row.step = step
-        row.add_record(self.moment)
-        return row
+        return self._writer.row_for(self.moment, step, names)
 
     def _add_media(self, tag: str, step: int, make: Callable[[], Any]) -> None:
         name = self._spell(tag)
         self._row_for(step, [name]).media[name] = make
-
-    def _close_row(self) -> None:
-        row, self._pending = self._pending, None
-        if row is None:
-            return
-        native = self._rows.close(row)
-        session, upload = self._session, self._upload
-        if session is None:
-            return
-        if upload and upload.has_row(self._rows):
-            missing = [name for name in row.media if not upload.has_file(name, native)]
-            values = self._made(row, missing)
-            upload.files |= {session.upload(name, value, native) for name, value in values.items()}
-            return
-        values = {**row.values, **self._made(row, row.media)}
-        own = {STEP_KEY: self._rows.last_step, FINGERPRINT_KEY: self._rows.fingerprint, "_timestamp": row.time}
-        files = session.log({**values, **own}, native)
-        if upload:
-            upload.files |= set(files)
-
-    def _made(self, row: Row, names: Collection[str]) -> dict[str, Any]:
-        made = {}
-        for name in names:
-            try:
-                made[name] = row.media[name]()
-            except (OSError, ValueError, TypeError) as error:  # such as a picture whose file is gone
-                self.leave_out(name, row.step, str(error))
-        return made
-
-    def _send_artifact(self, artifact: Artifact, step: int) -> None:
-        self._see()
-        if self._session is None:
-            return
-        name = f"{self._spell_artifact(artifact.name)}-{self._run.run_id}"
-        try:
-            sent = self._session.log_artifact(media.artifact_media(artifact, name))
-            if self._upload and not _is_uploaded(sent, _ARTIFACT_SECONDS):
-                self._artifacts[name] = sent
-        except (OSError, ValueError, TypeError) as error:
-            if isinstance(error, ConnectionError):
-                raise
-            if self._upload:
-                self._upload.remote.look()  # raises if the server is away: then it is not the artifact's fault
-            self.leave_out(artifact.name, step, str(error))
 
     def _rewind(self, upload: Upload, rows: int, native: int) -> None:
         self.close()
@@ -355,13 +311,3 @@ class WandbLogger(TrainerLogger):
             remote.mark(older, "superseded", f"Superseded by the run {self._run.remote_id}: training went back.")
         except RemoteError as error:
             self.leave_out("superseded", None, f"the run {older} could not be marked: {error}")
-
-
-def _is_uploaded(sent: Any, seconds: int) -> bool:
-    from wandb.sdk.artifacts.exceptions import WaitTimeoutError
-
-    try:
-        sent.wait(timeout=seconds)
-    except WaitTimeoutError:
-        return False
-    return True

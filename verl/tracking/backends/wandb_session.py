@@ -67,7 +67,8 @@ class WandbSession:
         settings = wandb.Settings(**_settings(plan, set(wandb.Settings.model_fields)))
         try:
             with _environment():
-                wandb.setup(settings=settings)
+                if wandb.run is None:  # else the settings of somebody else's run
+                    wandb.setup(settings=settings)
                 self._run = wandb.init(
                     id=plan.run_id,
                     project=plan.project,
@@ -188,6 +189,10 @@ class WandbSession:
         return str(value.to_json(self._run).get("path") or "")
 
 
+def _tell_of_stop() -> None:
+    log.warning("wandb: somebody asked in W&B to stop the run; only the training process itself can do that")
+
+
 def _helpers() -> list[psutil.Process]:
     try:
         return [child for child in psutil.Process().children() if child.name() == "wandb-core"]
@@ -205,6 +210,7 @@ def _settings(plan: SessionPlan, known: set[str]) -> dict[str, Any]:
         "login_timeout": 1.0,
         "silent": True,
         "console": "off",
+        "stop_fn": _tell_of_stop,
         "disable_git": True,
         "disable_code": True,
         "disable_job_creation": True,
