@@ -121,6 +121,7 @@ def test_a_resumed_training_replaces_what_came_after_the_checkpoint(tmp_path: Pa
         )
     (checkpoint,) = (tmp_path / "checkpoints").glob("*step=2*")
     make_trainer(VerlLogger("p", "e", [], log_dir=str(run)), tmp_path).fit(Line(), data(), ckpt_path=str(checkpoint))
+    assert [record["to"] for record in fields(run, "rewind")] == [1]
     canonical = [
         (record.attempt, record.step)
         for record in JournalReader(run).canonical({"metrics"})
@@ -134,6 +135,16 @@ def test_a_new_training_in_the_same_place_replaces_the_earlier_one(tmp_path: Pat
     for epochs in (2, 1):
         make_trainer(VerlLogger("p", "e", [], log_dir=str(run)), tmp_path, max_epochs=epochs).fit(Line(), data())
     assert JournalReader(run).metrics()["train/loss"].steps.tolist() == [0, 1, 2, 3]
+
+
+def test_a_trainer_that_goes_on_keeps_what_it_logged(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = make_trainer(VerlLogger("p", "e", [], log_dir=str(run)), tmp_path, max_epochs=1)
+    module = Line()
+    trainer.fit(module, data())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, data())
+    assert JournalReader(run).metrics()["train/loss"].steps.tolist() == list(range(8))
 
 
 def test_validation_and_test_around_the_training_are_attempts_of_the_same_run(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")
-    return torch.device(kinds[0], torch.accelerator.current_device_index())
+    return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
 
 
 def _check_alone() -> None:

@@ -159,7 +159,7 @@ class VerlLogger(Logger):
         if status == "failed" and isinstance(error, KeyboardInterrupt):
             status = "interrupted"
         said = None if error is None else f"{type(error).__name__}: {error}"
-        ended = _STATUSES[status] if status in _STATUSES else "killed"
+        ended = _STATUSES.get(status, "killed")
         tracking.finish(ended, None if ended == "finished" else said)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ trainer.train()
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ class VerlCallback(TrainerCallback):
         self._own: Tracking | None = None
         self._is_training = False
         self._has_trained = False
+        self._process = os.getpid()
 
     @property
     def tracking(self) -> Tracking | None:
@@ -156,8 +158,8 @@ class VerlCallback(TrainerCallback):
             own.finish(status, error)
 
     def _finish_at_exit(self) -> None:
-        if getattr(sys, "last_value", None) is not None:
-            return  # Tracking tells which error ended the program
+        if os.getpid() != self._process or getattr(sys, "last_value", None) is not None:
+            return  # in a forked child; or Tracking tells which error ended the program
         if self._is_training:
             self._finish("failed", "train() ended with an error")
         else:
