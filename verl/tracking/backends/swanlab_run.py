@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from swanlab.sdk.internal.core_python.transport import Transport
 from swanlab.sdk.internal.core_python.transport.dispatch import Dispatch
 from swanlab.sdk.internal.core_python.transport.sender import HttpRecordSender
 from swanlab.sdk.internal.core_python.transport.tracker import UploadTracker
+from swanlab.sdk.internal.core_python.watcher import NullFileWatcher
 from swanlab.sdk.internal.pkg import adapter, console
 from swanlab.sdk.internal.pkg.client import session
 from swanlab.sdk.internal.run import Run, clear_run
@@ -127,6 +128,13 @@ def _in_words(failures: list[UploadFailure]) -> str:
     return _kind(first.exception) if isinstance(first.exception, requests.RequestException) else first.message
 
 
+class _NoWatcher(NullFileWatcher):
+    """What the SDK watches files with, made as it makes it; files are sent once."""
+
+    def __init__(self, on_change: Callable[[SaveRecord], None]) -> None:
+        super().__init__()
+
+
 class SwanlabRun:
     """An opened run. Use it from the thread that began it.
 
@@ -156,7 +164,7 @@ class SwanlabRun:
         console.c.quiet = True
         settings = swanlab.Settings()
         try:
-            with _no_retries(), _direct_transport():
+            with _no_retries(), _without_threads():
                 run = swanlab.init(
                     id=request.identity,
                     resume="allow",
@@ -354,13 +362,15 @@ def _settings(found: swanlab.Settings, identity: str) -> swanlab.Settings:
 
 
 @contextmanager
-def _direct_transport() -> Iterator[None]:
-    original = core_module.Transport
+def _without_threads() -> Iterator[None]:
+    """Have the SDK make its core with a direct transport, and without a watch on files, of which a machine has few."""
+    transport, watcher = core_module.Transport, core_module.FileWatcher
     core_module.Transport = DirectTransport  # type: ignore[misc]
+    core_module.FileWatcher = _NoWatcher  # type: ignore[misc]
     try:
         yield
     finally:
-        core_module.Transport = original  # type: ignore[misc]
+        core_module.Transport, core_module.FileWatcher = transport, watcher  # type: ignore[misc]
 
 
 @contextmanager
