@@ -16,6 +16,7 @@ import pytest
 from verl.config.schema import HealthConfig, StalledStepConfig
 from verl.errors import JournalError
 from verl.journal import JournalReader
+from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking
 from verl.tracking.stall_watch import StallWatch
 
@@ -101,7 +102,8 @@ def test_a_journal_that_cannot_be_written_does_not_end_the_watch(told: Told) -> 
 
 def test_the_alert_is_in_the_journal_while_the_loop_stands_still(tmp_path: Path) -> None:
     health = HealthConfig(stalled_step={"factor": 2, "minimum_seconds": 0.2})
-    with Tracking("p", "e", [], log_dir=str(tmp_path), health=health) as tracking:
+    logger = RecordingLogger()
+    with Tracking("p", "e", [logger], log_dir=str(tmp_path), health=health, async_log=False) as tracking:
         for step in range(1, 7):
             tracking.progress(step)
             tracking.log_metrics({"loss": 1.0}, step)
@@ -111,6 +113,8 @@ def test_the_alert_is_in_the_journal_while_the_loop_stands_still(tmp_path: Path)
     assert (first.step, first.fields["level"], first.fields["title"]) == (6, "error", "step is stalled")
     assert "py-spy" in first.fields["text"]
     assert (second.fields["level"], second.fields["title"]) == ("info", "training goes on")
+    assert [title for title, _, _ in logger.of("alert")] == ["step is stalled", "training goes on"]
+    assert logger.points("loss") == [(step, 1.0) for step in range(1, 7)]
 
 
 PROGRAM = """

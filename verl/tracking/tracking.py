@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -123,6 +124,7 @@ class Tracking(Recorder):
         self._process = os.getpid()
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
+        self._delivery = threading.RLock()
         self._sampler: SystemSampler | None = None
         self._health: HealthMonitor | None = None
         is_inline = not (TrainerConfig().async_log if async_log is None else async_log)
@@ -348,7 +350,8 @@ class Tracking(Recorder):
         except ValueError as error:  # such as a text of more megabytes than a record may have
             self.warn_once(f"{kind} record", f"not logged: {error}")
             return
-        self._trackers.push(record)
+        with self._delivery:  # alerts of a stalled step and notes come from threads of their own
+            self._trackers.push(record)
         if self._health is not None and kind == Kind.METRICS and step is not None:
             self._health.observe(step, fields["metrics"])
 
