@@ -77,5 +77,5 @@ def shown(run: Path, remote: str = "", tracker: str = "FileLogger") -> list[dict
 
 
 def steps(lines: list[dict[str, Any]]) -> list[int]:
-    """Steps of the metrics shown."""
-    return [line["step"] for line in lines if "step" in line]
+    """Steps of the losses shown; there are samples of the machine besides."""
+    return [line["step"] for line in lines if "loss" in line]

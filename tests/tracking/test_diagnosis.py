@@ -18,6 +18,7 @@ from verl.tracking.choice import QUESTIONS, Recommendation, choose, matters, rea
 from verl.tracking.diagnosis import (
     Condition,
     Standing,
+    all_trackers_of,
     completeness,
     configured_proxies,
     disk,
@@ -75,6 +76,16 @@ def told(standing: Standing, directory: RunDirectory, question: str = "complete"
 
 
 def test_trackers_of_a_run_are_those_of_its_record_without_the_console(directory: RunDirectory) -> None:
+    assert trackers_of(directory) == ["wandb"]
+
+
+def test_trackers_that_it_was_shown_in_later_are_known_too(directory: RunDirectory) -> None:
+    stand(directory)
+    path = state_path(directory, "package.module:Class")
+    FeedState("package.module:Class").save(path)
+    assert all_trackers_of(directory) == ["wandb", "package.module:Class"]
+    state_path(directory, "wandb").write_text("{")
+    assert all_trackers_of(directory) == ["wandb", "package.module:Class"]
     assert trackers_of(directory) == ["wandb"]
 
 
@@ -174,6 +185,8 @@ def test_where_to_look_has_the_ids(directory: RunDirectory) -> None:
     standing = stand(directory, status="finished", where="https://here")
     checks = completeness(standing, directory.info, "RUN", {"run_id": "abc", "files": ["x"]})
     assert named(checks, "where").found == "run_id abc; https://here"
+    checks = completeness(standing, directory.info, "RUN", {"url": "https://here"})
+    assert named(checks, "where").found == "url https://here"
 
 
 def test_who_feeds_a_tracker_now(directory: RunDirectory) -> None:

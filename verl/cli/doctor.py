@@ -109,7 +109,7 @@ def _diagnose_settings(file: str | None, settings: Sequence[str]) -> int:
 
 def _diagnose_run(path: Path) -> int:
     from verl.journal import RunDirectory
-    from verl.tracking.diagnosis import completeness, proxies_of, standing_of, trackers_of
+    from verl.tracking.diagnosis import all_trackers_of, completeness, proxies_of, standing_of
     from verl.tracking.preflight import preflight
     from verl.tracking.run_checkup import checkup
 
@@ -118,7 +118,7 @@ def _diagnose_run(path: Path) -> int:
     of_run = checkup(directory, info)
     _show(_title(directory), of_run)
     has_error = any(check.result == "error" for check in of_run)
-    names = trackers_of(directory)
+    names = all_trackers_of(directory)
     for look in preflight(names, proxies_of(directory)):
         standing = standing_of(directory, info, look.tracker)
         checks = [*look.checks, *completeness(standing, info, _typed(path), info.trackers.get(look.tracker, {}))]

@@ -12,7 +12,7 @@ from verl.errors import JournalError
 from verl.journal import RunDirectory, RunInfo
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import latest_run_record, latest_step, latest_time, size_of
-from verl.tracking.diagnosis import Condition, Standing, standing_of, trackers_of
+from verl.tracking.diagnosis import Condition, Standing, all_trackers_of, standing_of
 
 DAMAGED = "damaged"
 _COUNTED_BYTES = 2 * 2**20
@@ -99,7 +99,7 @@ def read_facts(path: Path, folder: Path) -> RunFacts:
 def _facts(directory: RunDirectory, info: RunInfo, name: str) -> RunFacts:
     opened = latest_run_record(directory.journal)
     total_steps = opened.fields.get("total_steps") if opened else None
-    standings = [standing_of(directory, info, tracker, _COUNTED_BYTES) for tracker in trackers_of(directory)]
+    standings = [standing_of(directory, info, tracker, _COUNTED_BYTES) for tracker in all_trackers_of(directory)]
     return RunFacts(
         name=name,
         path=str(directory.path),

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from verl.config.secrets import mask_text
 from verl.errors import ConfigError, JournalError, TrackerError
@@ -14,7 +13,7 @@ from verl.journal import RunDirectory
 from verl.journal.cursor import Cursor
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import count_after
-from verl.tracking.diagnosis import Condition, Standing, feeder_of, hint, ids_in_words, proxies_of, standing_of
+from verl.tracking.diagnosis import Condition, Standing, feeder_of, hint, places, proxies_of, standing_of
 from verl.tracking.draining import drain
 from verl.tracking.feed_state import FeedState, state_path
 from verl.tracking.preflight import preflight, sentence
@@ -203,7 +202,7 @@ class Completion:
 
     def _outcome(self, name: str) -> Outcome:
         standing = self._standing(name)
-        facts = _facts(standing, self._info.trackers.get(name, {}))
+        facts = tuple(places(standing.state, self._info.trackers.get(name, {})))
         if standing.is_complete:
             return Outcome(name, True, f"complete ({self._total:,} records, {standing.state.status})", facts)
         if name in self._refused:
@@ -241,10 +240,6 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"{name!r} is drawn while training and keeps nothing; trackers to complete are {others}")
         if name not in BUILTIN:
             check_tracker(name)
-
-
-def _facts(standing: Standing, ids: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(filter(None, (ids_in_words(ids), standing.state.where)))
 
 
 def _put_aside(directory: RunDirectory, name: str) -> str:

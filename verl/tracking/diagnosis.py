@@ -83,12 +83,20 @@ class Standing:
 
 
 def trackers_of(directory: RunDirectory) -> list[str]:
-    """Trackers of a run's last attempt, without the console; those of its state files if no record names them."""
+    """Trackers of a run's last attempt, without the console; those that it was shown in, if no record names any."""
     record = latest_run_record(directory.journal)
     named = record.fields.get("trackers") if record else None
     if not isinstance(named, list):
         return [state.tracker for state in read_states(directory.path)]
     return [name for name in dict.fromkeys(map(str, named)) if name not in IN_TRAINING_PROCESS]
+
+
+def all_trackers_of(directory: RunDirectory) -> list[str]:
+    """Trackers of a run's last attempt, and others that it was shown in, by an earlier attempt or `verl sync --to`."""
+    named = trackers_of(directory)
+    paths = {state_path(directory, name) for name in named}
+    others = [state.tracker for state in read_states(directory.path)]
+    return named + [name for name in others if state_path(directory, name) not in paths]
 
 
 def standing_of(directory: RunDirectory, info: RunInfo, tracker: str, most_bytes: int | None = None) -> Standing:
@@ -166,9 +174,15 @@ def completeness(standing: Standing, info: RunInfo, run: str, ids: Mapping[str, 
     if standing.state.renamed:
         names = [f"{name} -> {spelled}" for name, spelled in standing.state.renamed.items()]
         checks.append(Check("names", "ok", f"{_counted(names, 'name')} spelled otherwise there: {_some(names)}"))
-    if where := "; ".join(filter(None, (ids_in_words(ids), standing.state.where))):
-        checks.append(Check("where", "ok", where))
+    if where := places(standing.state, ids):
+        checks.append(Check("where", "ok", "; ".join(where)))
     return checks
+
+
+def places(state: FeedState, ids: Mapping[str, object]) -> list[str]:
+    """Where to look at a run in a tracker: its identifiers there, and a command or address."""
+    known = ids_in_words(ids)
+    return [text for text in (known, state.where if state.where not in known else "") if text]
 
 
 def ids_in_words(ids: Mapping[str, object]) -> str:
