@@ -26,7 +26,7 @@ from verl.tracking.backends.mlflow_logger import CONFIG_CHANGED, CONFIG_FILE
 from verl.tracking.backends.mlflow_names import metric_spelling, param_text
 from verl.tracking.backends.mlflow_notes import RENAMED_FILE
 from verl.tracking.backends.mlflow_run import STATUS
-from verl.tracking.backends.mlflow_server import set_package_defaults
+from verl.tracking.backends.mlflow_server import MlflowServer, set_package_defaults
 from verl.tracking.config_text import flatten
 
 if TYPE_CHECKING:
@@ -52,23 +52,20 @@ class MlflowSqliteService(TrackerService):
         self.uri = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
 
     def start(self) -> Mapping[str, str]:
+        set_package_defaults()
         self.folder.mkdir(parents=True, exist_ok=True)
         return {"MLFLOW_TRACKING_URI": self.uri}
 
     def stop(self) -> None:
         pass
 
-    def client(self) -> MlflowClient:
-        """A client that is not disturbed by faults."""
-        set_package_defaults()
-        from mlflow import MlflowClient
-
-        return MlflowClient(self.uri)
-
     def read(self, run_directory: Path) -> Shown:
-        client = self.client()
         ids = RunDirectory.open(run_directory).info.trackers[self.tracker]
-        return read_run(client, ids["run_id"])
+        with MlflowServer(self.uri).asked_to("show the run") as client:
+            return read_run(client, ids["run_id"])
+
+    def as_shown(self, value: float) -> float:
+        return float(value)
 
 
 class MlflowService(MlflowSqliteService):

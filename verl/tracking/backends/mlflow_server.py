@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +99,10 @@ class MlflowServer:
     @contextmanager
     def _in_words(self, what: str) -> Iterator[None]:
         try:
-            yield
+            with warnings.catch_warnings():
+                # MLflow's own use of its packages, of which it gets to know elsewhere.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                yield
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in _SPEAKERS:
                 raise
