@@ -503,6 +503,29 @@ def test_a_rewind_begins_a_new_experiment_in_the_same_group(
     assert (old.settings["name"], new.settings["name"]) == ("an experiment", "an experiment (2)")
 
 
+def test_a_rewind_offline_is_written_anew(offline: SwanlabOfflineService, inline: Inline, tmp_path: Path) -> None:
+    with inline() as tracking:
+        tracking.log_metrics({"loss": 1.0}, 1)
+        tracking.log_metrics({"loss": 2.0}, 2)
+    with inline() as tracking:
+        tracking.rewind(1)
+        tracking.log_metrics({"loss": 2.5}, 2)
+    shown = offline.read(tmp_path / "run")
+    assert (shown.points, shown.status) == ({"loss": [(1, 1.0), (2, 2.5)]}, "finished")
+    files, run_id = tmp_path / "run" / "swanlog", RunDirectory.open(tmp_path / "run").info.run_id
+    new, old = (read_offline_run(folder / f"run-{run_id}") for folder in (files, files / "superseded"))
+    assert (new.identity, new.settings["group"]) == (run_id, run_id)
+    assert old.scalars == [("loss", 1, 1.0), ("loss", 2, 2.0)]
+
+
+def test_a_branch_offline_can_be_finished(offline: SwanlabOfflineService, driver: Driver) -> None:
+    driver.branch = 1
+    driver.open().log_metrics({"loss": 1.0}, 1)
+    driver.logger.finish("killed")
+    run = read_offline_run(driver.directory / "swanlog" / "run-k3x9a2bc-2")
+    assert (run.identity, run.settings["name"], run.state) == ("k3x9a2bc-2", "e (2)", "ABORTED")
+
+
 def write_run(folder: Path, steps: int) -> RunDirectory:
     directory = RunDirectory.create(folder, project="p", experiment="e")
     with JournalWriter(directory, attempt=directory.start_attempt()) as writer:

@@ -45,7 +45,7 @@ def read_offline_run(directory: Path) -> OfflineRun:
     path = next(directory.glob("run-*.swanlab"), None)
     if path is None:
         raise FileNotFoundError(f"{directory} has no file run-*.swanlab")
-    run = OfflineRun(path.stem.removeprefix("run-"))
+    run = OfflineRun()
     reader = DataStoreReader()
     reader.open(path)
     try:
@@ -72,6 +72,7 @@ def _take(record: Record, run: OfflineRun, directory: Path) -> None:
             run.media.append((record.media.key, record.media.step, (folder / item.filename).read_bytes()))
     elif kind == "start":
         start = record.start
+        run.identity = start.id
         run.settings = {"project": start.project, "name": start.name, "group": start.group}
     elif kind == "save" and record.save.source_path and not record.save.type:
         run.files.append(record.save.name)

@@ -58,7 +58,7 @@ class SwanlabLogger(TrainerLogger):
     """Logs to SwanLab by its own package, from one thread."""
 
     shows: ClassVar[frozenset[str]] = frozenset(
-        {"metrics", "config", "text", "histogram", "table", "image", "artifact", "alert", "status"}
+        {"metrics", "config", "text", "histogram", "table", "image", "artifact", "alert", "rewind", "status"}
     )
     limits: ClassVar[Limits] = Limits(open=120.0, call=90.0, finish=150.0)
 
@@ -335,15 +335,14 @@ def _folder(run: TrackedRun) -> Path:
 
 
 def _move_aside(folder: Path, stem: str) -> None:
-    """Earlier files of this run must not be taken for it."""
+    """Earlier files of this run must not be taken for it; the latest of each name are kept, the journal has all."""
     for found in sorted(folder.glob(f"{stem}*")):
         if found.name != stem and not found.name.removeprefix(f"{stem}-").isdecimal():
             continue  # another run's
-        target, number = folder / SUPERSEDED / found.name, 1
-        while target.exists():
-            number += 1
-            target = folder / SUPERSEDED / f"{found.name}.{number}"
+        target = folder / SUPERSEDED / found.name
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            shutil.rmtree(target)
         shutil.move(found, target)
 
 

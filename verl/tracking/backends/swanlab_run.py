@@ -146,7 +146,6 @@ class SwanlabRun:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._context = run._ctx
         self._core = _checked(run._ctx.core, core_module.CorePython)
         self._builder = RecordBuilder(run._ctx)
         self.mode = run.mode
@@ -300,7 +299,7 @@ class SwanlabRun:
             return
         record = FinishRecord(state=state, error=None if status == "finished" else status, finished_at=_timestamp(time))
         self._core.deliver_run_finish(DeliverRunFinishRequest(finish_record=record))
-        with open(self._context.run_file, "rb") as file:
+        with open(self._core._ctx.run_file, "rb") as file:
             sync_descriptor(file.fileno())
 
     def end_other(self, identity: str) -> None:
