@@ -199,9 +199,11 @@ def test_runs_are_found_below_folders_but_not_inside_runs(logs: Path) -> None:
     shutil.copytree(logs / "a", logs / "a/checkpoints/c")
     shutil.copytree(logs / "a", logs / ".hidden")
     shutil.copytree(logs / "a", logs / "1/2/3/4/too deep")
-    (logs / "loop").symlink_to(logs)
-    found = [str(path.relative_to(logs)) for path in find_runs(logs) if "loop" not in path.parts]
-    assert found == ["a", "project/team/b"]
+    (logs / "0loop").symlink_to(logs)
+    (logs / "0latest").symlink_to(logs / "project/team/b")
+    shutil.copytree(logs / "a", logs.parent / "scratch")
+    (logs / "linked").symlink_to(logs.parent / "scratch")
+    assert [str(path.relative_to(logs)) for path in find_runs(logs)] == ["a", "linked", "project/team/b"]
 
 
 @pytest.mark.parametrize("max_bytes", [None, 100, 1_000_000])

@@ -35,26 +35,15 @@ class Count:
         return f"{self.lines:,}" if self.is_exact else f"about {self.lines:,}"
 
 
-def find_runs(folder: Path, deepest: int = DEEPEST) -> list[Path]:
+def find_runs(folder: Path) -> list[Path]:
     """Run directories at or under a folder, by name; what lies inside a run is not searched.
+
+    Links are followed, but a run that is linked to (`latest`) is found once, by its own name if that is there, too.
 
     Raises:
         OSError: The folder cannot be read; one that is deeper is passed over.
     """
-    if (folder / "run.json").is_file():
-        return [folder]
-    found: list[Path] = []
-    with os.scandir(folder) as entries:
-        inside = [Path(entry.path) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-    for path in sorted(inside):
-        if (path / "run.json").is_file():
-            found.append(path)
-        elif deepest > 1:
-            try:
-                found += find_runs(path, deepest - 1)
-            except OSError:
-                continue
-    return found
+    return _runs_in(folder, DEEPEST, set())
 
 
 def count_after(journal: Path, cursor: Cursor, most_bytes: int | None = None) -> Count:
@@ -130,6 +119,29 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def _runs_in(folder: Path, deepest: int, seen: set[str]) -> list[Path]:
+    real = os.path.realpath(folder)
+    if real in seen:
+        return []
+    seen.add(real)
+    if (folder / "run.json").is_file():
+        return [folder]
+    with os.scandir(folder) as entries:
+        # Links come last: what they lead to is to be found by its own name.
+        inside = sorted(
+            (entry.is_symlink(), entry.name)
+            for entry in entries
+            if not entry.name.startswith(".") and _is_folder(entry)
+        )
+    found: list[Path] = []
+    for _, name in inside if deepest else ():
+        try:
+            found += _runs_in(folder / name, deepest - 1, seen)
+        except OSError:
+            continue
+    return sorted(found)
+
+
 def _parts_after(journal: Path, cursor: Cursor) -> Iterator[tuple[Path, int, int]]:
     """File, offset and length of what comes after a cursor."""
     for stream, indices in list_segments(journal).items():
@@ -137,7 +149,10 @@ def _parts_after(journal: Path, cursor: Cursor) -> Iterator[tuple[Path, int, int
         for index in indices:
             path = stream.segment(journal, index)
             start = offset if index == segment else 0
-            size = path.stat().st_size
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:  # deleted meanwhile
+                continue
             if index >= segment and size > start:
                 yield path, start, size - start
 

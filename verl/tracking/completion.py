@@ -20,6 +20,7 @@ from verl.tracking.preflight import preflight, sentence
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_tracker, tracker_locations
 
 _COUNTED_BYTES = 4 * 2**20
+_SECONDS_BETWEEN_LOOKS = 0.25
 _BRANCH = re.compile(rb'"branch":\s*(\d{1,6})')
 _LONGEST_SILENCE_SECONDS = 1800.0
 """Longest time without news from a tracker that does not fail either: a large piece, at a slow one."""
@@ -150,7 +151,13 @@ class Completion:
     ) -> None:
         silences = {name: _Silence() for name in names}
 
+        due = 0.0
+
         def look() -> None:
+            nonlocal due
+            if time.monotonic() < due:
+                return
+            due = time.monotonic() + _SECONDS_BETWEEN_LOOKS
             found = self.progress(names)
             watch(found)
             if all(silences[item.tracker].is_hopeless(item, seconds) for item in found):
@@ -160,7 +167,7 @@ class Completion:
             drain(self._directory, names, float("inf"), is_fresh=is_fresh, proxies=self._proxies, watch=look)
         except _NothingMovesError:
             pass
-        except (JournalError, TrackerError, ValueError) as error:  # begun to be fed, or damaged, just now
+        except (OSError, TrackerError, ValueError) as error:  # begun to be fed, damaged or read-only, just now
             for name in names:
                 if not self._standing(name).is_complete:
                     self._refused[name] = mask_text(str(error))

@@ -111,7 +111,7 @@ def standing_of(directory: RunDirectory, info: RunInfo, tracker: str, most_bytes
     try:
         is_known = path.exists()
         state = FeedState.load(path, tracker)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         state = FeedState(tracker, status=BROKEN, last_error=str(error))
         return Standing(tracker, Condition.DAMAGED, count_after(directory.journal, Cursor(), most_bytes), state)
     if not is_known:
