@@ -77,7 +77,7 @@ def test_a_pillow_image_is_an_image(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image").new("P", (4, 3))
     with Tracking("p", "e", [], log_dir=str(tmp_path)) as tracking:
         tracking.log({"sheet": image}, 1)
-    assert list(logged(tmp_path, "artifact")) == ["sheet"]
+    assert "sheet" in logged(tmp_path, "artifact")
 
 
 def test_data_that_is_no_dictionary_is_a_warning(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def public_methods(kind: type) -> list[str]:
     return [
         name
         for name, member in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and name != "finish"
+        if not name.startswith("_")
+        and name != "finish"
+        and not isinstance(inspect.getattr_static(kind, name), staticmethod)
     ]
 
 

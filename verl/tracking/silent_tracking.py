@@ -15,7 +15,8 @@ from verl.config.environment import variable
 from verl.tracking.logger import AlertLevel
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.rank_messages import RankMessage, RankMessages
-from verl.tracking.trackers import Tracker, TrackerSet
+from verl.tracking.table import check_tracker
+from verl.tracking.trackers import Tracker
 from verl.tracking.tracking import EndStatus, Tracking, listed
 from verl.tracking.writer import Writer
 
@@ -43,7 +44,9 @@ class SilentTracking(Tracking):
         rank: int | None = None,
         **_: Any,
     ) -> None:
-        TrackerSet.check(listed(default_backend))  # all ranks stop for a tracker that rank 0 cannot have
+        for tracker in listed(default_backend):
+            if isinstance(tracker, str):
+                check_tracker(tracker)  # stops all ranks for a mistake; only rank 0 looks at logins and servers
         given = log_dir or variable("VERL_LOG_DIR")
         super(Tracking, self).__init__(Path(given).expanduser() if given else Path(os.devnull))
         self.metrics = MetricBuffer()
@@ -80,6 +83,9 @@ class SilentTracking(Tracking):
         pass
 
     def log_config(self, config: BaseModel | Mapping[str, Any]) -> None:
+        pass
+
+    def record_environment(self, **facts: Any) -> None:
         pass
 
     def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
