@@ -126,7 +126,7 @@ def assert_all(found: Shown) -> None:
     assert found.tables == {"generations": {step: [["1+1?", 0.5], ["x", "nan"]] for step in (1, 2, 3)}}
     assert found.histograms == {"reward/scores": {1: 100, 2: 100, 3: 100}}
     assert found.images == {("plots/map@1", 1), ("plots/map@1", 2), ("plots/map@1", 3)}
-    assert found.artifacts == {"report"}
+    assert found.artifacts == {"report", "config.yaml"}
     assert found.alerts == ["KL: # 12.5 <KL>\nis high", "a note"]
 
 

@@ -213,7 +213,7 @@ def _read_files(shown: Shown, files: Mapping[str, bytes], paths: Mapping[str, st
                 shown.images.add((images.get(key, key), int(number.partition("+")[0])))
         elif kind in ("texts", "tables", "histograms"):
             _read_step(shown, kind, name, int(last.removeprefix("step_").partition(".")[0]), content)
-        elif kind not in (CONFIG_FILE, RENAMED_FILE) and not file.startswith("alerts"):
+        elif kind != RENAMED_FILE and not file.startswith("alerts"):
             names = [file, *(str(folder) for folder in PurePosixPath(file).parents[:-1])]
             shown.artifacts.update(paths.get(name, name) for name in names)
     # A picture of a distribution is no image of the user's.
