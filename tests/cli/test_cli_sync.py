@@ -186,6 +186,8 @@ def test_a_tracker_without_a_login_does_not_keep_others_from_going_on(
     assert f"{NAME}: not complete: there is no key: set FILE_TRACKER_KEY\n" in out
     assert f"{OTHER}: complete" in out
     assert not list(run.glob("shown-FileLogger*"))
+    monkeypatch.setenv("FILE_TRACKER_LOGIN", "OtherLogger")  # complete already: nobody needs to look
+    assert sync(run)[0] == 0
 
 
 @pytest.mark.parametrize(

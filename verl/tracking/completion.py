@@ -108,7 +108,8 @@ class Completion:
         for name in self._names:
             if reason := self._obstacle(name):
                 self._refused[name] = reason
-        for found in preflight(self.feeding, self._proxies):
+        lacking = [name for name in self.feeding if self._is_fresh or not self._standing(name).is_complete]
+        for found in preflight(lacking, self._proxies):
             if found.errors:
                 self._refused[found.tracker] = "; ".join(map(sentence, found.errors))
             notes += [f"{found.tracker}: {sentence(check)}; it is tried all the same" for check in found.warnings]
