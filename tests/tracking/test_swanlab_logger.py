@@ -379,7 +379,8 @@ def test_each_point_arrives_once_whatever_goes_wrong(
             service.server.lost_answers = 0
             service.server.fail(None)
     driver.logger.finish("finished")
-    shown = shown_online(service.server.experiments[driver.remote_id], driver.logger.renamed() and {"d_x2f_": "d/"})
+    names = {spelled: name for name, spelled in driver.logger.renamed().items()}
+    shown = shown_online(service.server.experiments[driver.remote_id], names)
     wanted = expected(records)
     assert {key: sorted(points) for key, points in shown.points.items()} == {
         key: sorted(points) for key, points in wanted.points.items()

@@ -75,6 +75,7 @@ class SwanlabLogger(TrainerLogger):
         self._steps: dict[str, int] = {}  # last step with a finite value, of each key
         self._values: dict[str, tuple[int, float]] = {}
         self._highest = -1  # step of the run
+        self._renamed_before: dict[str, str] = {}  # by earlier processes
 
     @classmethod
     def preflight(cls, proxy: str | None) -> list[Check]:
@@ -119,7 +120,7 @@ class SwanlabLogger(TrainerLogger):
         if mode not in ("online", "disabled"):
             raise StateLostError("SwanLab cannot continue the files of an offline run")
         self._config, self._alerts = dict(state["config"]), int(state["alerts"])
-        self._highest = int(state["highest"])
+        self._highest, self._renamed_before = int(state["highest"]), dict(state["renamed"])
         self._steps = {key: int(step) for step, keys in state["steps"].items() for key in keys}
 
     def _meet_server(self, run: TrackedRun) -> None:
@@ -296,13 +297,14 @@ class SwanlabLogger(TrainerLogger):
         for key, step in self._steps.items():
             steps.setdefault(str(step), []).append(key)
         numbers = {"alerts": self._alerts, "highest": self._highest}
-        return {"mode": self._mode, "config": self._config, "steps": steps, **numbers}
+        names = {"steps": steps, "renamed": self.renamed()}
+        return {"mode": self._mode, "config": self._config, **names, **numbers}
 
     def ids(self) -> dict[str, Any]:
         return self._ids
 
     def renamed(self) -> dict[str, str]:
-        return {**self._spell_file.renamed, **self._spell.renamed}
+        return {**self._renamed_before, **self._spell_file.renamed, **self._spell.renamed}
 
     def where(self) -> str:
         return self._where
