@@ -15,9 +15,7 @@ import queue
 import signal
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +23,6 @@ from typing import Any, TypeVar
 import requests
 import swanlab
 from google.protobuf.timestamp_pb2 import Timestamp
-from swanlab.deprecated.sender import DeprecatedHttpRecordSender
 from swanlab.exceptions import AuthenticationError
 from swanlab.proto.swanlab.grpc.core.v1.core_pb2 import DeliverRunFinishRequest
 from swanlab.proto.swanlab.metric.data.v1.data_pb2 import MediaRecord, ScalarValue
@@ -34,23 +31,16 @@ from swanlab.proto.swanlab.save.v1.save_pb2 import SavePolicy, SaveRecord
 from swanlab.sdk.internal.core_python import client
 from swanlab.sdk.internal.core_python import core as core_module
 from swanlab.sdk.internal.core_python.api.experiment import get_experiment_summary, stop_experiment
-from swanlab.sdk.internal.core_python.context import CoreContext
-from swanlab.sdk.internal.core_python.transport import Transport
-from swanlab.sdk.internal.core_python.transport.dispatch import Dispatch
-from swanlab.sdk.internal.core_python.transport.sender import HttpRecordSender
-from swanlab.sdk.internal.core_python.transport.tracker import UploadTracker
-from swanlab.sdk.internal.core_python.watcher import NullFileWatcher
 from swanlab.sdk.internal.pkg import adapter, console
-from swanlab.sdk.internal.pkg.client import session
 from swanlab.sdk.internal.run import Run, clear_run
 from swanlab.sdk.internal.run.components.config import deactivate_run_config
 from swanlab.sdk.internal.run.components.consumer.builder import RecordBuilder
 from swanlab.sdk.internal.run.transforms import Scalar
 from swanlab.sdk.internal.settings import global_settings
-from swanlab.sdk.typings.core_python.transport import UploadFailure
 
 from verl.errors import TrackerError
 from verl.journal.files import sync_descriptor
+from verl.tracking.backends.swanlab_transport import DirectTransport, kind_of, no_retries, without_threads
 from verl.tracking.reachability import unreachable, without_credentials
 
 _Expected = TypeVar("_Expected")
@@ -81,60 +71,6 @@ class RunRequest:
     config: Mapping[str, Any]
 
 
-class DirectTransport(Transport):
-    """The SDK's upload queue without its thread; nothing is tried twice and nothing is given up."""
-
-    def __init__(self, ctx: CoreContext, tracker: UploadTracker | None = None) -> None:
-        super().__init__(ctx, auto_start=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # what an old server needs
-            is_current = ctx._project_version == 1
-            self._sender = HttpRecordSender(ctx) if is_current else DeprecatedHttpRecordSender(ctx)
-        self._dispatcher = Dispatch(batch_size=self._batch, sender=self._sender)
-
-    def upload(self) -> list[str]:
-        """Send everything.
-
-        Returns:
-            Names of files that the server does not take, such as one without room for files.
-
-        Raises:
-            ConnectionError: The server did not take all of it; what it took of it is unknown.
-        """
-        records = self._buf.snapshot()
-        if not records:
-            return []
-        assert self._dispatcher is not None
-        result = self._dispatcher(records)
-        refused = [failure for failure in result.failures if _is_refused_file(failure)]
-        if result.remaining_records or len(refused) < len(result.failures):
-            others = [failure for failure in result.failures if failure not in refused]
-            raise ConnectionError(f"SwanLab did not take {len(records)} records: {_in_words(others)}")
-        self._buf.drain()
-        return [record.save.name for failure in refused for record in failure.records]
-
-
-def _is_refused_file(failure: UploadFailure) -> bool:
-    is_final = failure.exception is None or (failure.status is not None and failure.status in (400, 403, 404, 413))
-    return is_final and all(record.HasField("save") and not record.save.type for record in failure.records)
-
-
-def _in_words(failures: list[UploadFailure]) -> str:
-    if not failures:
-        return "no reason given"
-    first = failures[0]
-    if first.status is not None:
-        return f"the server answered {first.status} ({first.message})"
-    return _kind(first.exception) if isinstance(first.exception, requests.RequestException) else first.message
-
-
-class _NoWatcher(NullFileWatcher):
-    """What the SDK watches files with, made as it makes it; files are sent once."""
-
-    def __init__(self, on_change: Callable[[SaveRecord], None]) -> None:
-        super().__init__()
-
-
 class SwanlabRun:
     """An opened run. Use it from the thread that began it.
 
@@ -163,7 +99,7 @@ class SwanlabRun:
         console.c.quiet = True
         settings = swanlab.Settings()
         try:
-            with _no_retries(), _without_threads():
+            with no_retries(), without_threads():
                 run = swanlab.init(
                     id=request.identity,
                     resume="allow",
@@ -177,7 +113,7 @@ class SwanlabRun:
         except AuthenticationError:
             raise ConnectionError(_why_no_login(settings.api_host)) from None
         except requests.RequestException as error:
-            raise ConnectionError(f"SwanLab at {without_credentials(settings.api_host)}: {_kind(error)}") from None
+            raise ConnectionError(f"SwanLab at {without_credentials(settings.api_host)}: {kind_of(error)}") from None
         made = cls(run)
         made._take_over()
         made.set_config(request.config)
@@ -280,11 +216,11 @@ class SwanlabRun:
         """
         context = self._core._ctx
         try:
-            with _no_retries():
+            with no_retries():
                 described = client.get(f"/project/{context.username}/{context.project}/runs/{context.experiment_id}")
                 found = get_experiment_summary(context.project_id, context.experiment_id, described.data["createdAt"])
         except requests.RequestException as error:
-            raise ConnectionError(f"SwanLab does not say what it has: {_kind(error)}") from None
+            raise ConnectionError(f"SwanLab does not say what it has: {kind_of(error)}") from None
         return {entry["key"]: entry["step"] for kind in ("scalar", "media") for entry in (found.get(kind) or ())}
 
     def end(self, status: str, time: float) -> None:
@@ -315,10 +251,10 @@ class SwanlabRun:
     def _set_state(self, identity: str, state: Any, time: Timestamp) -> None:
         context = self._core._ctx
         try:
-            with _no_retries():
+            with no_retries():
                 stop_experiment(context.username, context.project, identity, state=state, finished_at=time)
         except requests.RequestException as error:
-            raise ConnectionError(f"SwanLab did not take the state of {identity}: {_kind(error)}") from None
+            raise ConnectionError(f"SwanLab did not take the state of {identity}: {kind_of(error)}") from None
 
     def abandon(self) -> None:
         """Let go of it without an end and without waiting."""
@@ -360,40 +296,10 @@ def _settings(found: swanlab.Settings, identity: str) -> swanlab.Settings:
     )
 
 
-@contextmanager
-def _without_threads() -> Iterator[None]:
-    """Have the SDK make its core with a direct transport, and without a watch on files, of which a machine has few."""
-    transport, watcher = core_module.Transport, core_module.FileWatcher
-    core_module.Transport = DirectTransport  # type: ignore[misc]
-    core_module.FileWatcher = _NoWatcher  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        core_module.Transport, core_module.FileWatcher = transport, watcher  # type: ignore[misc]
-
-
-@contextmanager
-def _no_retries() -> Iterator[None]:
-    """Whoever calls tries again later, and meanwhile says what is wrong."""
-    token = session.request_retries_ctx.set(0)
-    try:
-        yield
-    finally:
-        session.request_retries_ctx.reset(token)
-
-
 def _timestamp(time: float) -> Timestamp:
     stamp = Timestamp()
     stamp.FromNanoseconds(round(time * 1e6) * 1000)
     return stamp
-
-
-def _kind(error: requests.RequestException) -> str:
-    status = getattr(error.response, "status_code", None)
-    if status:
-        return f"the server answered {status}"
-    reason = getattr(error.args[0], "reason", None) if error.args else None  # of urllib3; its text has addresses
-    return f"no answer ({type(reason or error).__name__})"
 
 
 def _why_no_login(host: str) -> str:
