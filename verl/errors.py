@@ -8,6 +8,8 @@
     ├── HookError                 a user's hook raised                   (exit code 1)
     ├── JournalError              the run directory cannot be written    (exit code 1)
     ├── CheckpointError           a checkpoint cannot be saved or read   (exit code 1)
+    ├── HealthStopError           a health rule ended the run            (exit code 1)
+    ├── RanksError                the processes of a run do not agree    (exit code 1)
     └── TrackerError              a tracker is unknown or unusable       (exit code 2)
 
 Every message says what was given, what is allowed and what to do. To add an error, subclass

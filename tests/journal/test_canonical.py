@@ -61,9 +61,19 @@ def test_a_start_from_scratch_supersedes_every_step() -> None:
     assert [item.seq for item in canonical(records)] == [3, 4]
 
 
-def test_a_rewind_does_not_touch_its_own_and_later_attempts() -> None:
-    records = [metrics(1, 2, 9, a=1.0), record(2, 2, "rewind", None, to=1), metrics(3, 3, 9, b=1.0)]
+def test_a_rewind_does_not_touch_what_comes_after_it() -> None:
+    records = [record(1, 2, "rewind", None, to=1), metrics(2, 2, 9, a=1.0), metrics(3, 3, 9, b=1.0)]
     assert list(canonical(records)) == records
+
+
+def test_a_rewind_within_an_attempt_supersedes_what_came_before_it() -> None:
+    records = [
+        metrics(1, 1, 1, a=1.0),
+        metrics(2, 1, 2, a=1.0),
+        record(3, 1, "rewind", None, to=1),
+        metrics(4, 1, 2, a=2.0),
+    ]
+    assert [item.seq for item in canonical(records)] == [1, 3, 4]
 
 
 def test_without_a_rewind_a_step_is_shown_from_its_last_attempt() -> None:
@@ -114,8 +124,7 @@ def naive(records: list[Record]) -> list[tuple[int, dict[str, Any]]]:
         fields = item.fields
         if item.step is not None:
             rewound = any(
-                other.kind == "rewind" and other.attempt > item.attempt and item.step > other.fields["to"]
-                for other in records
+                other.kind == "rewind" and other.seq > item.seq and item.step > other.fields["to"] for other in records
             )
             again = [other for other in records if other.attempt > item.attempt and other.step == item.step]
             if rewound:

@@ -114,6 +114,40 @@ def test_a_tracker_that_cannot_forget_gets_the_canonical_run_in_a_new_branch(run
     assert run.info.trackers["t"]["run_id"] == f"{run.run_id}-2"
 
 
+def test_a_rewind_within_an_attempt_is_one_too(run: RunDirectory) -> None:
+    """Such as a loop of one's own that goes back by itself."""
+    logger = Remote()
+    number = run.start_attempt()
+    with JournalWriter(run, attempt=number) as journal:
+        for step in range(1, 11):
+            journal.append("metrics", step, metrics={"attempt": 1.0})
+        live = Feed("t", lambda: logger, FeedSource(run, attempt=number), QUICK)
+        live.lock()
+        feed_to_the_end([live], None, time.monotonic() + 10)
+        journal.append("rewind", 5, to=5)
+        for step in range(6, 9):
+            journal.append("metrics", step, metrics={"attempt": 2.0})
+        journal.append("finish", 8, status="finished", error=None)
+    run.finish_attempt("finished")
+    assert feed(run, logger, number, "finished").is_complete
+    assert logger.points("attempt") == canonical(run)
+    assert (saved(run).branch, saved(run).failures) == (1, 0)
+    late = Remote()
+    other = Feed("late", lambda: late, FeedSource(run, attempt=number), QUICK)
+    other.lock()
+    feed_to_the_end([other], "finished", time.monotonic() + 10)
+    assert late.points("attempt") == canonical(run)
+
+
+def test_the_end_of_an_earlier_attempt_is_nothing_that_a_rewind_takes_back(run: RunDirectory) -> None:
+    logger = Remote()
+    feed(run, logger, attempt(run, 1, 10, status="finished"))
+    number = attempt(run, 6, 12, to=5, status="finished")
+    feed(run, logger, number, "finished")
+    assert saved(run).branch == 1
+    assert saved(run).failures == 0
+
+
 def test_a_tracker_that_can_forget_is_told_to_and_continues_the_same_run(run: RunDirectory) -> None:
     logger = Forgetting()
     feed(run, logger, attempt(run, 1, 10))

@@ -25,6 +25,19 @@ from verl.tracking.relay import main as relay_main
 PROGRAM = Path(__file__).with_name("training_program.py")
 
 
+BROKEN = """
+from verl.tracking import TrainerLogger
+
+class Logger(TrainerLogger):
+    def open(self, run):
+        import no_such_package_at_all
+
+    def log_metrics(self, metrics, step): ...
+
+    def log_config(self, config): ...
+"""
+
+
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts the training program and waits until it has logged some steps; its relay is ended afterwards."""
@@ -212,7 +225,7 @@ def test_a_relay_that_died_and_a_tracker_that_fails_are_noted_once_while_trainin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verl.tracking.tracker_watch.CHECK_SECONDS", 0.05)
-    (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
+    (tmp_path / "broken_tracker.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")  # as in `python -c` or a notebook: the working folder
     run = tmp_path / "run"
@@ -232,7 +245,7 @@ def test_a_relay_that_died_and_a_tracker_that_fails_are_noted_once_while_trainin
         for relay in relays(run):
             relay.kill()
     assert "still delivering" in notes()[-2]
-    assert notes()[-1] == f"to complete it later: verl sync {run}"
+    assert notes()[-1] == f"not complete: broken_tracker:Logger; to complete it later: verl sync {run}"
     del tracking
     gc.collect()
 
@@ -258,7 +271,7 @@ def test_a_relay_that_ends_for_good_is_named_with_its_code(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_tracker_that_cannot_be_imported_is_reported_and_others_are_fed(tmp_path: Path) -> None:
-    (tmp_path / "broken_tracker.py").write_text("import no_such_package_at_all\n")
+    (tmp_path / "broken_tracker.py").write_text(BROKEN)
     sys.path.insert(0, str(tmp_path))
     try:
         trackers = ["broken_tracker:Logger", "tensorboard"]

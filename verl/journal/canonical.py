@@ -2,7 +2,8 @@
 
 Two rules, both about a record with step `s` of attempt `a`:
 
-1. A `rewind{to: S}` of a later attempt supersedes it if `s > S` (`to: -1` supersedes every step).
+1. A `rewind{to: S}` that comes after it, in its own attempt or a later one, supersedes it if `s > S` (`to: -1`
+   supersedes every step).
 2. What a later attempt logged at the same step under the same name supersedes it. Names are the
    keys of a `metrics` record (so it can lose some of its keys), the tag of a histogram or text, the
    name of a table or artifact. Notes, alerts and the rest have no name and stay.
@@ -44,17 +45,20 @@ class Supersession:
     """
 
     def __init__(self) -> None:
-        self._rewinds: list[tuple[int, int]] = []
+        self._rewinds: list[tuple[int, int, int]] = []  # attempt, number, step
         self._logged: dict[int, set[tuple[int, frozenset[Name]]]] = {}
         self._interned: dict[frozenset[Name], frozenset[Name]] = {}
-        self._cuts: dict[int, int | None] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can be superseded by what was added."""
+        return not self._rewinds and not self._logged
 
     def add(self, record: Record) -> None:
         if record.kind == Kind.REWIND:
             to = record.fields.get("to")
             if isinstance(to, int):
-                self._rewinds.append((record.attempt, to))
-                self._cuts.clear()
+                self._rewinds.append((record.attempt, record.seq, to))
         if record.step is None or record.attempt <= 1:
             return
         names = _names(record)
@@ -66,7 +70,7 @@ class Supersession:
         """The record, the part of it that is not superseded, or nothing."""
         if record.step is None:
             return record
-        cut = self._cut(record.attempt)
+        cut = self._cut(record)
         if cut is not None and record.step > cut:
             return None
         later = [names for attempt, names in self._logged.get(record.step, ()) if attempt > record.attempt]
@@ -74,11 +78,10 @@ class Supersession:
             return record
         return _without(record, frozenset().union(*later))
 
-    def _cut(self, attempt: int) -> int | None:
-        """Last step of an attempt that no later rewind took away; nothing = all stand."""
-        if attempt not in self._cuts:
-            self._cuts[attempt] = min((to for later, to in self._rewinds if later > attempt), default=None)
-        return self._cuts[attempt]
+    def _cut(self, record: Record) -> int | None:
+        """Last step that no rewind after this record took away; nothing = all stand."""
+        here = (record.attempt, record.seq)
+        return min((to for attempt, seq, to in self._rewinds if (attempt, seq) > here), default=None)
 
 
 def _names(record: Record) -> frozenset[Name]:

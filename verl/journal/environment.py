@@ -163,8 +163,15 @@ def write_environment(run_directory: RunDirectory, environment: Environment) -> 
     replace_file(path, environment.to_json())
 
 
-def write_environment_in_background(run_directory: RunDirectory, **inputs: Any) -> threading.Thread:
+def write_environment_in_background(
+    run_directory: RunDirectory, written: Callable[[], object] = lambda: None, **inputs: Any
+) -> threading.Thread:
     """Captures (`capture_environment(**inputs)`) and writes without keeping the caller waiting.
+
+    Args:
+        run_directory: Where to.
+        written: Called in the thread once the file is there.
+        inputs: For `capture_environment`.
 
     Returns:
         The started thread. A failure is logged as a warning; the run goes on.
@@ -173,6 +180,7 @@ def write_environment_in_background(run_directory: RunDirectory, **inputs: Any) 
     def work() -> None:
         try:
             write_environment(run_directory, capture_environment(**inputs))
+            written()
         except JournalError as error:
             _LOG.warning("environment.json was not written: %s", error)
 

@@ -226,9 +226,9 @@ class RunDirectory:
             self._lock.release()
             self._started = None
 
-    def set_tracker_id(self, name: str, **ids: Any) -> None:
+    def set_tracker_id(self, tracker: str, /, **ids: Any) -> None:
         """Adds a tracker's own identifiers, such as `set_tracker_id("mlflow", run_id="...")`."""
-        self._update(lambda info: _with_tracker(info, name, mask(ids)))
+        self._update(lambda info: _with_tracker(info, tracker, mask(ids)))
 
     def supersede(self, attempt: int) -> None:
         """Moves checkpoints and trajectories to `superseded/attempt_<n>/`; nothing is deleted.

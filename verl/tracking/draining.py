@@ -6,7 +6,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from verl.journal import RunDirectory
+from verl.errors import JournalError
+from verl.journal import JournalReader, Kind, RunDirectory
 from verl.tracking.feed import Feed, FeedSource
 from verl.tracking.feed_state import FeedState, state_path
 from verl.tracking.relay_process import start_relay
@@ -15,6 +16,7 @@ from verl.tracking.table import check_tracker, proxies_of_environment
 DRAIN_SECONDS = 600.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
+_LOCK_SECONDS = 2.0
 
 
 def drain(
@@ -44,12 +46,14 @@ def drain(
         TrackerError: A name is unknown.
         ValueError: The stored state of one is damaged.
     """
-    source = FeedSource(directory, directory.info.last_attempt, proxies=proxies or proxies_of_environment())
+    opened = [record.fields.get("total_steps") for record in JournalReader(directory).records({Kind.RUN})]
+    total_steps = opened[-1] if opened else None
+    source = FeedSource(directory, directory.info.last_attempt, total_steps, proxies or proxies_of_environment())
     for name in trackers:
         check_tracker(name)
     for name in trackers:  # those that are fed by others must be known before anything is begun
         feed = Feed.by_name(name, source)
-        feed.lock()
+        _lock(feed)
         try:
             if is_fresh:
                 feed.begin_anew()
@@ -65,6 +69,18 @@ def drain(
         _end(relay)
     watch()
     return [FeedState.load(state_path(directory, name), name) for name in trackers]
+
+
+def _lock(feed: Feed) -> None:
+    """Wait a moment for the feeder of a relay that was just ended."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return feed.lock()
+        except JournalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def _end(relay: subprocess.Popen[bytes]) -> None:

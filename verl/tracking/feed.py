@@ -9,6 +9,7 @@ superseded after it had been delivered is purged, or the tracker begins anew in 
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from verl.tracking.tracker_session import TrackerSession
 
 log = logging.getLogger("verl.tracking")
 
-BATCH_BYTES = 1024 * 1024
+BATCH_BYTES = 256 * 1024
 _ONE_RECORD = 1  # as a number of bytes: the journal gives at least one record
 _FEW_RECORDS = 64  # may as well be delivered one by one
 _MOST_PROBES = 8
@@ -305,7 +306,8 @@ class Feed:
 
     def _expect(self, records: Iterable[Record]) -> None:
         """Store how far the tracker may come before it is given anything: what a rewind must take back, if it dies."""
-        highest = max((record.step for record in records if record.step is not None), default=None)
+        steps = [record.step for record in records if record.step is not None and is_for_trackers(record)]
+        highest = max(steps, default=None)
         if highest is not None and (self.state.last_step is None or highest > self.state.last_step):
             self.state.last_step = highest
             self._save()
@@ -326,8 +328,8 @@ class Feed:
 
     def _note(self, logger: TrainerLogger) -> None:
         """Keep what the tracker says of itself."""
-        self.state.own = logger.state()
-        self.state.renamed = logger.renamed()
+        self.state.own = copy.deepcopy(logger.state())  # it may hand out what it goes on changing
+        self.state.renamed = dict(logger.renamed())
         self.state.omit(logger.omissions)
         logger.omissions.clear()
         self._publish_ids(logger)

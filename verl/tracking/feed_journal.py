@@ -10,7 +10,6 @@ from verl.journal.canonical import Supersession
 
 log = logging.getLogger("verl.tracking")
 
-_ALWAYS_KEPT = (Kind.RUN, Kind.FINISH, Kind.REWIND)
 _PIECE_BYTES = 16 * 1024 * 1024
 
 
@@ -37,9 +36,9 @@ class FeedJournal:
         self._problems = 0
 
     def look_ahead(self, cursor: Cursor) -> None:
-        """Learn what the attempts after a cursor supersede; to be called before reading begins there."""
+        """Learn what is superseded after a cursor; to be called before reading begins there."""
         self._supersession = None
-        if self._directory.info.last_attempt <= 1:
+        if self._directory.info.last_attempt <= 1 and not any(self._reader.records({Kind.REWIND})):
             return
         supersession = Supersession()
         records, cursor = self._reader.follow(cursor, max_bytes=_PIECE_BYTES)
@@ -47,7 +46,8 @@ class FeedJournal:
             for record in records:
                 supersession.add(record)
             records, cursor = self._reader.follow(cursor, max_bytes=_PIECE_BYTES)
-        self._supersession = supersession
+        if not supersession.is_empty:
+            self._supersession = supersession
 
     def read(self, cursor: Cursor, max_bytes: int) -> tuple[list[Record], Cursor]:
         """The next records and the cursor after them; none only if there is nothing new for a tracker.
@@ -67,7 +67,7 @@ class FeedJournal:
         self.latest_attempt = max(self.latest_attempt, record.attempt)
         if record.kind == Kind.FINISH and record.attempt == self._attempt:
             self.finish = record
-        if self._supersession is None or record.kind in _ALWAYS_KEPT:
+        if self._supersession is None or record.kind in (Kind.RUN, Kind.FINISH):
             return record
         return self._supersession.kept(record)
 

@@ -38,7 +38,8 @@ RunStatus = Literal["finished", "failed", "killed", "crashed"]
 SHOWABLE = (
     "metrics", "config", "text", "histogram", "table", "image", "embedding", "artifact", "alert", "rewind", "status",
 )  # fmt: skip
-"""What a tracker can show. "rewind" = it forgets by itself, "status" = it shows how the run ended."""
+"""What a tracker can show. "rewind" = after training went back it shows the new branch alone, "status" = it shows how
+the run ended."""
 
 
 @dataclass(frozen=True, slots=True)

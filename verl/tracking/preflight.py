@@ -142,7 +142,7 @@ class _Look:
 
 def _own_checks(name: str, proxy: str | None) -> list[Check]:
     try:
-        if name in BUILTIN and not _has_preflight(BUILTIN[name].location.partition(":")[0]):
+        if name in BUILTIN and not BUILTIN[name].has_preflight:
             return []
         tracker = load_tracker(name)
     except TrackerError as error:
@@ -153,16 +153,6 @@ def _own_checks(name: str, proxy: str | None) -> list[Check]:
         return list(tracker.preflight(proxy))
     except Exception as error:
         return [Check("preflight", "warning", f"the look at it failed: {_in_words(error)}")]
-
-
-def _has_preflight(module: str) -> bool:
-    """Whether the file of a built-in tracker has checks of its own; if not, it need not be imported.
-
-    Such a file may import the tracker's package (that of TensorBoard does), which has no place in a training process.
-    """
-    spec = find_spec(module)
-    source = getattr(spec.loader, "get_source", None) if spec else None
-    return source is None or "def preflight(" in (source(module) or "")
 
 
 def _refusal(wrong: Sequence[Preflight], others: Sequence[str]) -> str:

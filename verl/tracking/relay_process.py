@@ -63,6 +63,7 @@ class RelayProcess:
             try:
                 code = self._process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                self._process.returncode = 0  # it outlives this process on purpose, so nobody is to miss it
                 return f"the relay (process {self.pid}) is still delivering; see relay/relay.log"
             if code == 0:
                 return None

@@ -28,21 +28,28 @@ class BuiltinTracker:
         location: `module:Class`. package: The installed package that it cannot do without.
         is_remote: Whether its ids may come from a server: the start of training waits for them a moment.
         proxy_variable: Environment variable with a proxy for this tracker alone.
+        has_preflight: Whether its class has checks to make before a run; its module is then importable without the
+            package.
     """
 
     location: str
     package: str
     is_remote: bool = False
     proxy_variable: str | None = None
+    has_preflight: bool = True
 
+
+_BACKENDS = "verl.tracking.backends"
 
 BUILTIN = {
-    "console": BuiltinTracker("verl.tracking.backends.console_logger:ConsoleLogger", "rich"),
-    "tensorboard": BuiltinTracker("verl.tracking.backends.tensorboard_logger:TensorboardLogger", "tensorboard"),
-    "wandb": BuiltinTracker("verl.tracking.backends.wandb_logger:WandbLogger", "wandb", True, "VERL_WANDB_PROXY"),
-    "mlflow": BuiltinTracker("verl.tracking.backends.mlflow_logger:MlflowLogger", "mlflow", is_remote=True),
-    "swanlab": BuiltinTracker("verl.tracking.backends.swanlab_logger:SwanlabLogger", "swanlab", is_remote=True),
-    "trackio": BuiltinTracker("verl.tracking.backends.trackio_logger:TrackioLogger", "trackio"),
+    "console": BuiltinTracker(f"{_BACKENDS}.console_logger:ConsoleLogger", "rich", has_preflight=False),
+    "tensorboard": BuiltinTracker(
+        f"{_BACKENDS}.tensorboard_logger:TensorboardLogger", "tensorboard", has_preflight=False
+    ),
+    "wandb": BuiltinTracker(f"{_BACKENDS}.wandb_logger:WandbLogger", "wandb", True, "VERL_WANDB_PROXY"),
+    "mlflow": BuiltinTracker(f"{_BACKENDS}.mlflow_logger:MlflowLogger", "mlflow", is_remote=True),
+    "swanlab": BuiltinTracker(f"{_BACKENDS}.swanlab_logger:SwanlabLogger", "swanlab", is_remote=True),
+    "trackio": BuiltinTracker(f"{_BACKENDS}.trackio_logger:TrackioLogger", "trackio"),
 }
 
 IN_TRAINING_PROCESS = ("console",)
@@ -80,9 +87,7 @@ def check_tracker(name: str) -> str:
     if ":" not in location:
         raise _unknown(name, sorted(locations))
     if name in BUILTIN and not _is_installed(package := BUILTIN[name].package):
-        raise TrackerError(
-            f"tracker {name!r} needs the package {package!r}, which is not installed: pip install {package}"
-        )
+        raise TrackerError(f"tracker {name!r} needs the package {package!r}: pip install {package}")
     module = location.partition(":")[0]
     if not _is_installed(module):
         raise TrackerError(f"tracker {name!r} is {location}, but there is no module {module!r}: install its package")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl.journal import Kind, Record
-from verl.tracking.delivery import deliver, deliver_end
+from verl.tracking.delivery import deliver, deliver_end, is_for_trackers
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
 
 log = logging.getLogger("verl.tracking")
@@ -64,8 +64,8 @@ class TrackerSession:
             if self.last_step is None or self.last_step <= to:
                 return
             self.last_step = to
-        elif record.step is not None and (self.last_step is None or record.step > self.last_step):
-            self.last_step = record.step
+        elif is_for_trackers(record) and record.step is not None:
+            self.last_step = record.step if self.last_step is None else max(self.last_step, record.step)
         with self._call(f"record {record.seq} ({record.kind}, step {record.step})", self.logger.limits.call):
             deliver(record, self.logger, self._directory)
 

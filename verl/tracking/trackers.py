@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from verl.errors import TrackerError
 from verl.journal import Record
@@ -12,9 +12,10 @@ from verl.tracking.feed import Advance, Feed, FeedSource
 from verl.tracking.feed_state import read_states
 from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.preflight import preflight_or_raise
 from verl.tracking.relay_process import RelayProcess
 from verl.tracking.screen_feed import ScreenFeed
-from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_class, check_tracker, load_tracker
+from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_class, load_tracker
 
 _OPEN_LOOK_SECONDS = 0.02
 
@@ -36,9 +37,10 @@ class TrackerSet:
     def __init__(self, trackers: Sequence[Tracker], source: FeedSource, *, is_inline: bool) -> None:
         self._source = source
         named = list(dict.fromkeys(tracker for tracker in trackers if isinstance(tracker, str)))
+        self._by_name = [name for name in named if name not in IN_TRAINING_PROCESS]
         self._on_screen = [name for name in named if name in IN_TRAINING_PROCESS]
-        self._by_relay = [] if is_inline else [name for name in named if name not in IN_TRAINING_PROCESS]
-        self._feeds = [Feed.by_name(name, source) for name in named if is_inline and name not in IN_TRAINING_PROCESS]
+        self._by_relay = [] if is_inline else self._by_name
+        self._feeds = [Feed.by_name(name, source) for name in self._by_name] if is_inline else []
         for tracker in trackers:
             if not isinstance(tracker, str):
                 self._feeds.append(Feed(self._free_name(tracker), _maker(tracker), source))
@@ -50,19 +52,25 @@ class TrackerSet:
         self._known: dict[str, tuple[int, int]] = {}
 
     @staticmethod
-    def check(trackers: Sequence[object]) -> None:
-        """Make sure that every tracker exists, before anything is started.
+    def check(trackers: Sequence[object], proxies: Mapping[str, str] | None = None) -> list[str]:
+        """Make sure that every tracker can work, before anything is started.
+
+        Args:
+            trackers: Names, classes and objects.
+            proxies: Proxies for single trackers, by their names.
+
+        Returns:
+            What does not work now but may later, in sentences.
 
         Raises:
-            TrackerError: One is unknown, not installed, or no tracker at all.
+            TrackerError: One is unknown, not installed, has no login, or is no tracker at all.
         """
         for tracker in trackers:
-            if isinstance(tracker, str):
-                check_tracker(tracker)
-            elif isinstance(tracker, type):
+            if isinstance(tracker, type):
                 check_class(tracker, tracker.__qualname__)
-            elif not isinstance(tracker, TrainerLogger):
+            elif not isinstance(tracker, str | TrainerLogger):
                 raise TrackerError(f"{tracker!r} is no tracker; give a name, or a TrainerLogger class or object")
+        return preflight_or_raise([name for name in trackers if isinstance(name, str)], proxies or {})
 
     def start(self) -> None:
         """Open everything.
@@ -152,7 +160,7 @@ class TrackerSet:
         for feed in self._feeds:
             feed.hurry()
         if self._relay and (problem := self._relay.wait(seconds)):
-            problems.append(f"{problem}; not complete: {', '.join(self._incomplete(status))}")
+            problems.append(problem)
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
         if self._is_inline:
@@ -163,8 +171,8 @@ class TrackerSet:
             if not feed.is_complete
         ]
         problems += self._news_of_feeds(known=[feed.name for feed in self._feeds])
-        if problems:
-            problems.append(f"to complete it later: {self._sync_command()}")
+        if incomplete := self._incomplete(status):
+            problems.append(f"not complete: {', '.join(incomplete)}; to complete it later: {self._sync_command()}")
         for screen in self._screens:
             if not screen.finish(status, error, SCREEN_SECONDS):
                 problems.append("the terminal does not take any output; the console was left behind")
@@ -173,12 +181,12 @@ class TrackerSet:
         return problems
 
     def _incomplete(self, status: RunStatus) -> list[str]:
-        """Trackers of the relay that were not told the end of this attempt."""
+        """Trackers with a name that were not told the end of this attempt."""
         states = {state.tracker: state for state in read_states(self._source.directory.path)}
         told = {
             name for name, state in states.items() if (state.attempt, state.status) == (self._source.attempt, status)
         }
-        return [name for name in self._by_relay if name not in told]
+        return [name for name in self.names if name in self._by_name and name not in told]
 
     def _sync_command(self) -> str:
         return f"verl sync {shlex.quote(str(self._source.directory.path))}"

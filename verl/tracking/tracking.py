@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from threading import Thread
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -23,6 +24,7 @@ from verl.config.environment import process_rank, resolve_log_dir, variable
 from verl.config.schema import HealthConfig, PPOConfig, TrainerConfig
 from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
+from verl.journal.environment import write_config_yaml, write_environment_in_background
 from verl.tracking.feed import FeedSource
 from verl.tracking.health import HealthMonitor
 from verl.tracking.logger import AlertLevel, TrainerLogger
@@ -38,6 +40,9 @@ from verl.tracking.writer import Writer
 
 FINISH_SECONDS = 15.0
 """Longest time that the end of training waits for trackers; the relay goes on without it."""
+
+ENVIRONMENT_SECONDS = 30.0
+"""Longest time that the end waits for the record of the environment, of which large data files are a part."""
 
 OPEN_SECONDS = 10.0
 """Longest time that the start of training waits for the ids that trackers' servers give."""
@@ -113,7 +118,8 @@ class Tracking(Recorder):
         opened: tuple[RunDirectory, int] | None = None,
     ) -> None:
         trackers = listed(default_backend)
-        TrackerSet.check(trackers)
+        proxies = _proxies(wandb_proxy)
+        warnings = [] if opened else TrackerSet.check(trackers, proxies)
         directory, attempt = opened or _new_attempt(project_name, experiment_name, _with_rank(log_dir, rank))
         super().__init__(directory.path)
         self.run_directory = directory
@@ -124,11 +130,11 @@ class Tracking(Recorder):
         self._process = os.getpid()
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
+        self._environment: Thread | None = None
         self._delivery = threading.RLock()
         self._sampler: SystemSampler | None = None
         self._health: HealthMonitor | None = None
         is_inline = not (TrainerConfig().async_log if async_log is None else async_log)
-        proxies = proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
         try:
             source = FeedSource(directory, attempt, total_steps, proxies)
             self._trackers = TrackerSet(trackers, source, is_inline=is_inline)
@@ -142,9 +148,12 @@ class Tracking(Recorder):
             directory.finish_attempt("failed", attempt)
             raise
         atexit.register(self._finish_at_exit)
+        for warning in warnings:
+            self._warn(warning)
         if config is not None:
             self.log_config(config)
         if opened is None:
+            self.record_environment()
             self.wait_until_open()
 
     def _begin(self, project: str, experiment: str, total_steps: int | None) -> None:
@@ -165,6 +174,22 @@ class Tracking(Recorder):
             self._journal.close()
             raise
 
+    @staticmethod
+    def preflight(config: TrainerConfig, loggers: Sequence[Tracker] = ()) -> list[str]:
+        """Make sure that trackers can work, in three seconds at most, before anything is loaded or started.
+
+        Args:
+            config: Its `logger` and `wandb_proxy` count.
+            loggers: As for `start`.
+
+        Returns:
+            What does not work now but may later, such as a server that is away, in sentences.
+
+        Raises:
+            TrackerError: A tracker is unknown, not installed or has no login; the message names all that is wrong.
+        """
+        return TrackerSet.check([*config.logger, *loggers], _proxies(config.wandb_proxy))
+
     @classmethod
     def start(
         cls,
@@ -175,7 +200,7 @@ class Tracking(Recorder):
         attempt: int,
         loggers: Sequence[Tracker] = (),
     ) -> Self:
-        """Begin tracking as a trainer does, in a run directory whose attempt has been started.
+        """Begin tracking as a trainer does, after `preflight`, in a run directory whose attempt has been started.
 
         Args:
             run_directory: The run.
@@ -237,8 +262,21 @@ class Tracking(Recorder):
         if content == self._logged_config:
             return
         self._logged_config = content
+        write_config_yaml(self.run_directory, content)
         changed = changed_keys(config) if isinstance(config, PPOConfig) else {}
         self._append(Kind.CONFIG, None, config=content, changed=changed)
+        self.log_artifact(self.run_directory.config_yaml)
+
+    def record_environment(self, **facts: Any) -> None:
+        """Write `environment.json` in the background, for trackers too.
+
+        Args:
+            facts: seeds, data_files and models, as for `verl.journal.environment.capture_environment`.
+        """
+        path, step = self.run_directory.environment_json, self.step
+        self._environment = write_environment_in_background(
+            self.run_directory, lambda: self.log_artifact(path, step=step), attempt=self._attempt, **facts
+        )
 
     def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
         """Tell people, in every tracker, something that they should look at."""
@@ -308,6 +346,8 @@ class Tracking(Recorder):
             return
         self._is_finished = True
         atexit.unregister(self._finish_at_exit)
+        if self._environment is not None:
+            self._environment.join(ENVIRONMENT_SECONDS)
         for watcher in (self._watch, self._sampler, self._health):
             if watcher is not None:
                 watcher.stop()
@@ -380,6 +420,10 @@ def _with_rank(log_dir: str | None, rank: int | None) -> str | None:
 @dataclass(frozen=True, slots=True)
 class _Settings:
     trainer: TrainerConfig
+
+
+def _proxies(wandb_proxy: str | None) -> dict[str, str]:
+    return proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
 
 
 def _new_attempt(project: str, experiment: str, log_dir: str | None) -> tuple[RunDirectory, int]:

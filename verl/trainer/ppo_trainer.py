@@ -30,8 +30,9 @@ from verl.rollout.engine import SamplingParams
 from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
 from verl.tracing.trajectory_store import TrajectoryStore
-from verl.tracking import Direction, Tracking, check_tracker, lookup
+from verl.tracking import Direction, Tracking, lookup
 from verl.tracking.health import HealthStopError
+from verl.tracking.trackers import Tracker
 from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts
 from verl.trainer.checkpoint import CheckpointStore, seed_everything
@@ -66,7 +67,6 @@ from verl.trainer.step_metrics import (
 from verl.trainer.updates import update_actor, update_critic
 from verl.trainer.validation import GENERATION_COLUMNS, generation_rows, num_generations
 
-ENVIRONMENT_SECONDS = 10.0
 """Longest time that the end of a run waits for `environment.json` (fingerprints on a disk that hangs)."""
 
 
@@ -92,6 +92,10 @@ class TrainingOutcome:
 class PPOTrainer:
     """Trains a causal language model with PPO or GRPO.
 
+    Args:
+        config: The configuration; nothing = the defaults.
+        loggers: Your own trackers (classes or objects), in addition to those of `trainer.logger`.
+
     Attributes:
         config: The resolved configuration.
         writer: Methods of TensorBoard's `SummaryWriter`; what is written reaches every tracker.
@@ -103,11 +107,10 @@ class PPOTrainer:
         VerlError: A setting, data file, model or the run directory is wrong; the message says what to do.
     """
 
-    def __init__(self, config: PPOConfig | None = None) -> None:
+    def __init__(self, config: PPOConfig | None = None, *, loggers: Sequence[Tracker] = ()) -> None:
         self.config = config = PPOConfig() if config is None else config
         config.check()  # again: settings may have been changed one by one since it was made
-        for name in config.trainer.logger:
-            check_tracker(name)
+        self._notices = Tracking.preflight(config.trainer, loggers)
         _refuse_many_processes()
         if config.trainer.num_threads is not None:
             torch.set_num_threads(config.trainer.num_threads)
@@ -119,8 +122,10 @@ class PPOTrainer:
             self._actor_optimization, self._critic_optimization = build_optimizations(
                 config, self.parts, self.total_steps
             )
-            self._environment = record_environment(run.directory, config, run.attempt)
-            self.tracking = Tracking.start(run.directory, config, total_steps=self.total_steps, attempt=run.attempt)
+            self.tracking = Tracking.start(
+                run.directory, config, total_steps=self.total_steps, attempt=run.attempt, loggers=loggers
+            )
+            record_environment(self.tracking, config)
         except BaseException:
             run.directory.finish_attempt("failed")
             raise
@@ -204,7 +209,7 @@ class PPOTrainer:
         tracking.progress(self._done_steps)
         for notice in (*self._run.notices, *parts.notices):
             tracking.note(notice, level="notice")
-        for warning in parts.warnings:
+        for warning in (*self._notices, *parts.warnings):
             self._warn(warning)
         if self._run.checkpoint is not None:
             for warning in self._state.load(self._run.checkpoint):
@@ -403,7 +408,6 @@ class PPOTrainer:
             stack.callback(self.tracking.finish, status, error)
             stack.callback(self._coroutines.close)
             stack.callback(lambda: self._coroutines.run(self.parts.engine.close()))
-            stack.callback(self._environment.join, ENVIRONMENT_SECONDS)
             stack.callback(self._close_trajectories)
 
     def _close_trajectories(self) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from threading import Thread
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from verl.config import PPOConfig
-from verl.journal import RunDirectory
-from verl.journal.environment import write_config_yaml, write_environment_in_background
 from verl.rewards import MODEL_PART
 from verl.tracing.trajectory import Trajectory
 from verl.tracking import Tracking
@@ -21,22 +18,15 @@ MAX_EMBEDDING_ROWS = 5000
 """Points that the projector still shows smoothly; a larger vocabulary is cut to its first tokens."""
 
 
-def record_environment(directory: RunDirectory, config: PPOConfig, attempt: int) -> Thread:
-    """Writes `config.yaml` at once and `environment.json` in the background.
-
-    Returns:
-        The thread to wait for before the run ends.
-    """
-    write_config_yaml(directory, config.model_dump(mode="json"))
+def record_environment(tracking: Tracking, config: PPOConfig) -> None:
+    """Writes `environment.json` in the background, with the fingerprints of data and models."""
     models = {
         "actor": config.actor_rollout_ref.model.path,
         "reference": config.actor_rollout_ref.ref.path,
         "critic": config.critic.path,
         "reward": config.reward.model.path,
     }
-    return write_environment_in_background(
-        directory,
-        attempt=attempt,
+    tracking.record_environment(
         seeds={"trainer": config.trainer.seed, "data": config.data.seed},
         data_files=[*config.data.train_files, *config.data.val_files],
         models={role: path for role, path in models.items() if path is not None},

@@ -51,11 +51,14 @@ class EventFile:
             seconds: Unix time of the first record.
         """
         name = f"events.out.tfevents.{int(seconds):010d}.{socket.gethostname()}.{time.time_ns():x}.{attempt - 1}"
-        file = cls(folder / name, 0)
-        sync_folder(folder)
+        file = cls(folder / f".begun-{time.time_ns():x}", 0)
         file.write(
             Event(wall_time=seconds, file_version="brain.Event:2", source_metadata=SourceMetadata(writer=marker))
         )
+        file.flush()
+        # Only now: a file under this name always says whose it is, so one that was left behind can be removed.
+        file.path = file.path.rename(folder / name)
+        sync_folder(folder)
         return file
 
     @classmethod
