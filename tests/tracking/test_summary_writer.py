@@ -96,7 +96,7 @@ def test_text_and_images(writer: Writer, logger: RecordingLogger) -> None:
     writer.add_images("i", np.zeros((4, 1, 4, 6)), 1)
     writer.add_image_with_boxes("b", torch.zeros(3, 4, 6), torch.tensor([[0, 0, 2, 2]]), 1)
     assert logger.of("log_text") == [("samples/prompt_response", "**Prompt:** a", 1)]
-    artifacts = [artifact for artifact, _ in logger.of("log_artifact")]
+    artifacts = [artifact for artifact, _ in logger.of("log_artifact") if artifact.type == "image"]
     assert [(artifact.type, artifact.name) for artifact in artifacts] == [
         ("image", "i"),
         ("image", "i"),
@@ -115,8 +115,21 @@ class Drawing:
 def test_figures(writer: Writer, logger: RecordingLogger) -> None:
     writer.add_figure("plot", Drawing(), 1)
     writer.add_figure("plots", [Drawing(), Drawing()], 1)
-    names = [artifact.name for artifact, _ in logger.of("log_artifact")]
-    assert names == ["plot", "plots/0", "plots/1"]
+    assert images(logger) == ["plot", "plots/0", "plots/1"]
+
+
+def test_a_figure_of_pyplot_is_closed_when_it_is_logged(writer: Writer, logger: RecordingLogger) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    kept, figure = pyplot.figure(), pyplot.figure()
+    writer.add_figure("kept", kept, 1, close=False)
+    writer.add_figure("plot", figure, 1)
+    assert images(logger) == ["kept", "plot"]
+    assert pyplot.get_fignums() == [kept.number]
+    pyplot.close(kept)
+
+
+def images(logger: RecordingLogger) -> list[str]:
+    return [artifact.name for artifact, _ in logger.of("log_artifact") if artifact.type == "image"]
 
 
 def test_embeddings(writer: Writer, logger: RecordingLogger) -> None:
@@ -130,8 +143,7 @@ def test_embeddings(writer: Writer, logger: RecordingLogger) -> None:
 
 def test_hyperparameters(writer: Writer, logger: RecordingLogger) -> None:
     writer.add_hparams({"lr": 0.1, "model": Path("a/b")}, {"score": torch.tensor(0.5)}, run_name="trial")
-    ((artifact, _),) = logger.of("log_artifact")
-    assert artifact.type == "hparams"
+    (artifact,) = [artifact for artifact, _ in logger.of("log_artifact") if artifact.type == "hparams"]
     assert artifact.metadata == {"hparams": {"lr": 0.1, "model": "a/b"}, "metrics": {"score": 0.5}}
 
 

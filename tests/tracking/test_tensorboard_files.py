@@ -75,7 +75,8 @@ def test_there_is_one_event_per_step_and_one_file_per_attempt(inline: Inline, tm
     first, second = event_files(tmp_path)
     assert first.name.endswith(".0")
     assert second.name.endswith(".1")
-    assert [len(event.summary.value) for event in EventFileLoader(str(first)).Load()] == [0, 1, 60, 1]
+    sizes = [len(event.summary.value) for event in EventFileLoader(str(first)).Load()]
+    assert [size for size in sizes if size > 1] == [60]
 
 
 def test_values_that_are_not_finite_or_large_are_kept(inline: Inline, tmp_path: Path) -> None:

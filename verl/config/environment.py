@@ -8,6 +8,8 @@ it to `VARIABLES` and regenerate the docs.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -112,6 +114,34 @@ def variable(name: str) -> str | None:
     if name not in _READ_HERE:
         raise KeyError(f"{name} is not listed in verl.config.environment.VARIABLES")
     return os.environ.get(name) or None
+
+
+def package_default(name: str, value: str) -> None:
+    """Gives a package of others a setting by its environment variable, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
+@contextmanager
+def package_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """The environment as a package of others is to find it, and afterwards as it was.
+
+    Args:
+        changes: Variable -> value; nothing = not set.
+    """
+    before = {name: os.environ.get(name) for name in changes}
+    _set(changes)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def process_rank() -> ProcessRank:

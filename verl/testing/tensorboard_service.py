@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 import orjson
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -34,12 +35,16 @@ class TensorboardService(TrackerService):
 
     tracker = "tensorboard"
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._address = ""
 
     def start(self) -> Mapping[str, str]:
         return {}
+
+    def as_shown(self, value: float) -> float:
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.float32(value))
 
     def stop(self) -> None:
         if self._server is not None:

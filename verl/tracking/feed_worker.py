@@ -22,17 +22,26 @@ class FeedWorker:
     Args:
         feed: The feed, not yet locked.
         ending: Status the run has ended with, if nothing more will be written.
+        is_replaceable: Whether its process is begun again if the tracker's package has spoiled it.
         is_draining: End as soon as the tracker has everything that there is, and do not wait for another feeder.
 
     Attributes:
         is_broken: Whether the thread ended by an error that it cannot handle.
     """
 
-    def __init__(self, feed: Feed, *, ending: RunStatus | None = None, is_draining: bool = False) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        ending: RunStatus | None = None,
+        is_draining: bool = False,
+        is_replaceable: bool = False,
+    ) -> None:
         self.feed = feed
         self.is_broken = False
         self._ending: RunStatus | None = ending
         self._is_draining = is_draining
+        self._is_replaceable = is_replaceable
         self._is_drained = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"verl-feed-{feed.name}", daemon=True)
@@ -68,6 +77,9 @@ class FeedWorker:
             while True:
                 advance = self.feed.advance(self._ending)
                 if advance is Advance.DONE:
+                    return
+                if self._is_replaceable and self.feed.is_spoiled:  # at once: it must not begin what it cannot end
+                    self.is_broken = True
                     return
                 if advance is Advance.IDLE and self._is_draining and not self._ending and self.feed.is_up_to_date:
                     self._is_drained = True

@@ -111,7 +111,7 @@ def _feed(name: str, source: FeedSource, relay: int, ending: RunStatus | None, i
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cluster sends it to everybody; the relay decides
     signal.signal(signal.SIGUSR1, lambda *_: crashed.set())
     feed = Feed.by_name(name, source)
-    worker = FeedWorker(feed, ending=ending, is_draining=is_draining)
+    worker = FeedWorker(feed, ending=ending, is_draining=is_draining, is_replaceable=True)
     worker.start()
     while not worker.join(_WATCH_SECONDS):
         if os.getppid() != relay:
@@ -123,8 +123,6 @@ def _feed(name: str, source: FeedSource, relay: int, ending: RunStatus | None, i
         if reason := feed.overdue:
             log.error("%s: %s; its process is begun again", name, reason)
             feed.give_up(reason)
-            _kill_group(os.getpid())
-        if feed.is_spoiled:
             _kill_group(os.getpid())
     if worker.is_broken:
         return BROKEN

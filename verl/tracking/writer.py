@@ -198,7 +198,8 @@ class Writer:
                 continue
             self._recorder.log_png(f"{tag}/{number}" if several else tag, buffer.getvalue(), global_step, walltime)
             # Only pyplot keeps figures open, and only if the user imported it.
-            if close and (pyplot := sys.modules.get("matplotlib.pyplot")):
+            pyplot: Any = sys.modules.get("matplotlib.pyplot")
+            if close and pyplot and isinstance(one, pyplot.Figure):
                 pyplot.close(one)
 
     def add_embedding(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl.config.environment import variable
+from verl.config.environment import package_default, variable
 from verl.config.secrets import mask_text
 from verl.tracking.logger import StateLostError
 from verl.tracking.reachability import without_credentials
@@ -148,7 +148,7 @@ def _reason(text: str) -> str:
 def set_package_defaults() -> None:
     """Settings of the package that its own defaults are too patient for; before it is imported."""
     for name, value in _PACKAGE_SETTINGS.items():
-        os.environ.setdefault(name, value)
+        package_default(name, value)
 
 
 def tracking_uri(known: str | None) -> str:

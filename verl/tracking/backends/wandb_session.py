@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from verl.config.environment import package_environment
 from verl.tracking.logger import AlertLevel, ProcessSpoiledError, RunStatus
 
 log = logging.getLogger("verl.tracking")
@@ -25,6 +25,8 @@ INIT_SECONDS = 20.0
 FINISH_SECONDS = 60.0
 _REAP_SECONDS = 1.0
 UPLOAD_SECONDS = 5.0
+_HELPER_ENVIRONMENT = {"WANDB_SERVICE": None, "WANDB_ERROR_REPORTING": "false"}
+"""For the start of the SDK's helper: it is not shared with the training process, and reports no errors to W&B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class WandbSession:
         plan.folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(**_settings(plan, set(wandb.Settings.model_fields)))
         try:
-            with _environment():
+            with package_environment(_HELPER_ENVIRONMENT):
                 if wandb.run is None:  # else the settings of somebody else's run
                     wandb.setup(settings=settings)
                 self._run = wandb.init(
@@ -178,7 +180,7 @@ class WandbSession:
     def _tear_down(self) -> None:
         # It ends the process with SystemExit if the helper did not end well.
         try:
-            with _environment():
+            with package_environment(_HELPER_ENVIRONMENT):
                 self._wandb.teardown()
         except (Exception, SystemExit) as error:
             log.debug("wandb: teardown: %s", error)
@@ -232,26 +234,3 @@ def _settings(plan: SessionPlan, known: set[str]) -> dict[str, Any]:
     if plan.proxy:
         settings |= {"http_proxy": plan.proxy, "https_proxy": plan.proxy}
     return {name: value for name, value in settings.items() if name in known}
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """The environment for the start of the SDK's helper; as it was, afterwards.
-
-    A helper is not shared with the training process (WANDB_SERVICE), and reports no errors to W&B.
-    """
-    changed = {"WANDB_SERVICE": None, "WANDB_ERROR_REPORTING": "false"}
-    before = {name: os.environ.get(name) for name in changed}
-    _set(changed)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
