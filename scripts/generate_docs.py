@@ -21,6 +21,7 @@ from verl.config.keys import groups_of, keys_of
 from verl.config.recipes import RECIPES
 from verl.config.schema import PPOConfig
 from verl.config.show import one_line
+from verl.tracking.table import support_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +75,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "configuration recipes": configuration_recipes,
     "configuration aliases": configuration_aliases,
     "configuration environment": configuration_environment,
+    "what each tracker shows": support_matrix,
 }
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from verl.journal import JournalReader, RunDirectory
 from verl.tracking import Tracking
-from verl.tracking.table import support_matrix
 from verl.tracking.writer import Writer
 
 PAGE = Path(__file__).parents[2] / "docs" / "tracking.md"
@@ -20,13 +19,6 @@ def snippet(name: str) -> str:
     found = re.search(rf"<!-- tested: {name} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     return found[1]
-
-
-def test_the_support_matrix_is_that_of_the_trackers() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    found = re.search(r"<!-- support matrix.*?-->\n(.*?)\n<!-- end -->", page, re.DOTALL)
-    assert found is not None
-    assert found[1] == support_matrix()
 
 
 def test_a_loop_of_ones_own_works_as_written(

@@ -347,7 +347,8 @@ class PPOTrainer:
         values = validation_metrics(trajectories)
         count = num_generations(config.trainer.log_val_generations, len(parts.val_prompts))
         if count:
-            self.tracking.log_table("val/generations", GENERATION_COLUMNS, generation_rows(trajectories, count), step)
+            rows = generation_rows(trajectories, count, step)
+            self.tracking.log_table("val/generations", GENERATION_COLUMNS, rows, step)
         self._trajectories.write(step, trajectories, validate=True)
         if self._best_metric in values:
             self._validated = (step, values[self._best_metric])
