@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import signal
-import threading
 import time
 
 from verl.tracking.feed import Feed, FeedSource
@@ -106,10 +105,10 @@ class Feeder:
 
 def _feed(name: str, source: FeedSource, relay: int, ending: RunStatus | None, is_draining: bool) -> int:
     """Life of the process: a thread feeds, this one watches over it."""
-    crashed = threading.Event()
+    crashed: list[int] = []  # signals; an Event's lock may be held just when the handler runs
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cluster sends it to everybody; the relay decides
-    signal.signal(signal.SIGUSR1, lambda *_: crashed.set())
+    signal.signal(signal.SIGUSR1, lambda number, _: crashed.append(number))
     feed = Feed.by_name(name, source)
     worker = FeedWorker(feed, ending=ending, is_draining=is_draining, is_replaceable=True)
     worker.start()
@@ -117,7 +116,7 @@ def _feed(name: str, source: FeedSource, relay: int, ending: RunStatus | None, i
         if os.getppid() != relay:
             log.warning("%s: the relay is gone; whoever comes next goes on from here", name)
             _kill_group(os.getpid())
-        if crashed.is_set():
+        if crashed:
             crashed.clear()
             worker.end("crashed")
         if reason := feed.overdue:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -52,16 +52,10 @@ class Relay:
         self._deadline = float("inf")
         self._grace = TERMINATED_SECONDS
         self._is_terminated = False
-        self._wake = threading.Event()
 
     def terminate(self) -> None:
-        """Finish soon, whatever is left."""
+        """Finish soon, whatever is left; for a signal handler."""
         self._is_terminated = True
-        self._wake.set()
-
-    def wake(self) -> None:
-        """A feeder has ended."""
-        self._wake.set()
 
     def drain(self) -> bool:
         """Deliver what there is; True only if every tracker got everything."""
@@ -84,8 +78,7 @@ class Relay:
             feeder.start()
         told = False
         while not self._are_done() and time.monotonic() < self._deadline:
-            self._wake.wait(_WATCH_SECONDS)
-            self._wake.clear()
+            _sleep_until_a_signal(_WATCH_SECONDS)
             if not told and is_orphan():
                 told = True
                 orphaned()
@@ -144,11 +137,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: relay.terminate())
-    signal.signal(signal.SIGCHLD, lambda *_: relay.wake())
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake it
     log.info("attempt %d: feeding %s", source.attempt, ", ".join(trackers))
     is_complete = relay.drain() if given.drain else relay.run()
     log.info("attempt %d: %s", source.attempt, "all delivered" if is_complete else "ended before all was delivered")
     return 0 if is_complete else 1
+
+
+def _sleep_until_a_signal(seconds: float) -> None:
+    """Sleep, but not through a signal: a feeder has ended, or the relay is to end."""
+    # An Event would not do: its lock may be held just when a handler runs that sets it.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        select.select([reader], [], [], seconds)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
 
 
 def _resolved(directory: RunDirectory, given: argparse.Namespace) -> tuple[FeedSource, list[str]]:
