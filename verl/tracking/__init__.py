@@ -14,8 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verl.config.schema import HealthConfig
     from verl.tracking.catalogue import CATALOGUE, lookup, sanitize_name
     from verl.tracking.draining import drain
+    from verl.tracking.health import HealthStopError
     from verl.tracking.logger import (
         Artifact,
         Embedding,
@@ -37,6 +39,8 @@ _LAZY = {
     "Artifact": "verl.tracking.logger",
     "Direction": "verl.tracking.spec",
     "Embedding": "verl.tracking.logger",
+    "HealthConfig": "verl.config.schema",
+    "HealthStopError": "verl.tracking.health",
     "Histogram": "verl.tracking.logger",
     "MetricBuffer": "verl.tracking.metrics",
     "MetricSpec": "verl.tracking.spec",
@@ -62,6 +66,8 @@ __all__ = [
     "Artifact",
     "Direction",
     "Embedding",
+    "HealthConfig",
+    "HealthStopError",
     "Histogram",
     "MetricBuffer",
     "MetricSpec",
