@@ -318,6 +318,40 @@ def test_the_end_is_the_true_one_and_a_later_attempt_runs_again(
     assert (run.info.status, run.data.tags["verl.status"], run.data.tags["verl.attempt"]) == ("RUNNING", "running", "2")
 
 
+def test_a_run_that_is_opened_once_more_after_its_end_ends_in_the_same_way_again(
+    sqlite: MlflowSqliteService, make_run: Callable[..., TrackedRun]
+) -> None:
+    logger = opened(make_run())
+    for _ in range(2):
+        logger.finish("finished")
+        (run,) = runs_of(sqlite, make_run())
+        assert (run.info.status, run.data.tags["verl.status"]) == ("FINISHED", "finished")
+        logger = opened(make_run(state=logger.state()))  # such as for a note that came after the end
+
+
+def test_an_end_that_something_else_takes_back_is_no_end(
+    server: MlflowService, make_run: Callable[..., TrackedRun]
+) -> None:
+    logger = opened(make_run())
+    run_id = logger.ids()["run_id"]
+
+    def late_request(method: str, path: str) -> bool:
+        """Of a process that was ended, just before the answer to the next request."""
+        if "/runs/get?" in path:
+            with MlflowServer(server.uri).asked_to("go on with the run") as client:
+                client.update_run(run_id, status="RUNNING")
+        return False
+
+    server.proxy.fault, server.proxy.fails = 503, late_request
+    with pytest.raises(MlflowTroubleError, match="ended as finished, and is shown as"):
+        logger.finish("finished")
+    server.proxy.fails, server.proxy.fault = None, None
+    again = opened(make_run(state=logger.state()))
+    again.finish("finished")
+    (run,) = runs_of(server, make_run())
+    assert (run.info.status, run.data.tags["verl.status"]) == ("FINISHED", "finished")
+
+
 def test_a_deleted_run_is_restored_and_one_that_is_gone_is_built_again(
     sqlite: MlflowSqliteService, make_run: Callable[..., TrackedRun]
 ) -> None:

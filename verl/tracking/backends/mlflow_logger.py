@@ -30,7 +30,7 @@ from verl.tracking.backends.mlflow_names import (
 from verl.tracking.backends.mlflow_notes import NameList, note_block, with_block
 from verl.tracking.backends.mlflow_pictures import draw_histogram, histogram_facts, image_file, preview
 from verl.tracking.backends.mlflow_preflight import mlflow_checks
-from verl.tracking.backends.mlflow_run import STATUS, open_run, set_tags, source_tags
+from verl.tracking.backends.mlflow_run import end_run, open_run, set_tags, source_tags
 from verl.tracking.backends.mlflow_server import (
     GoneError,
     MlflowServer,
@@ -64,12 +64,6 @@ NOTE = "mlflow.note.content"
 ALERTS = "verl.alerts"
 _TABLES, _HAS_IMAGES = "mlflow.loggedArtifacts", "mlflow.loggedImages"
 _LONGEST_TABLE_LIST = 4000
-_MLFLOW_STATUS: Mapping[RunStatus, str] = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "killed": "KILLED",
-    "crashed": "FAILED",
-}
 
 
 class MlflowLogger(TrainerLogger):
@@ -210,10 +204,8 @@ class MlflowLogger(TrainerLogger):
         return f"mlflow ui --backend-store-uri {self._server.shown}"
 
     def finish(self, status: RunStatus) -> None:
-        self._tags[STATUS] = status
         self.flush()
-        with self._server.asked_to("end the run") as client:
-            client.set_terminated(self._remote_id, _MLFLOW_STATUS[status], self._time_ms())
+        end_run(self._server, self._remote_id, status, self._time_ms())
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from verl.tracking.backends.mlflow_server import (
     RefusedError,
     sqlite_path,
 )
-from verl.tracking.logger import TrackedRun
+from verl.tracking.logger import RunStatus, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -35,8 +35,14 @@ log = logging.getLogger("verl.tracking")
 
 RUN_ID, BRANCH, ATTEMPT, STATUS = "verl.run_id", "verl.branch", "verl.attempt", "verl.status"
 SUPERSEDED_BY, PARENT = "verl.superseded_by", "mlflow.parentRunId"
-SUPERSEDED = "superseded"
+RUNNING, SUPERSEDED = "running", "superseded"
 _MOST_BRANCHES = 1000
+_MLFLOW_STATUS: Mapping[RunStatus, str] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+    "crashed": "FAILED",
+}
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens with the runs and their charts
 
 
@@ -49,8 +55,9 @@ def open_run(server: MlflowServer, run: TrackedRun) -> Run:
     """
     known = run.state.get("run_id")
     found = _known_run(server, str(known)) if known else _run_by_tags(server, run)
-    tags = {ATTEMPT: str(run.attempt), STATUS: "running"}
+    tags = {ATTEMPT: str(run.attempt), STATUS: RUNNING}
     set_tags(server, found.info.run_id, {key: text for key, text in tags.items() if found.data.tags.get(key) != text})
+    found.data.tags.update(tags)  # whoever takes the run must know that it has these now, not what it had
     if found.info.status != "RUNNING":
         with server.asked_to("go on with the run") as client:
             client.update_run(found.info.run_id, status="RUNNING")
@@ -66,6 +73,21 @@ def set_tags(server: MlflowServer, run_id: str, tags: dict[str, str]) -> None:
     if tags:
         with server.asked_to("set tags") as client:
             client.log_batch(run_id, tags=[RunTag(key, cut(text, LONGEST_TAG)) for key, text in tags.items()])
+
+
+def end_run(server: MlflowServer, run_id: str, status: RunStatus, time_ms: int) -> None:
+    """End a run, and make sure that it is ended.
+
+    Raises:
+        MlflowTroubleError: Something says that it runs, such as a late request of a process that was ended.
+    """
+    set_tags(server, run_id, {STATUS: status})
+    with server.asked_to("end the run") as client:
+        client.set_terminated(run_id, _MLFLOW_STATUS[status], time_ms)
+        found = client.get_run(run_id)
+    shown = (found.data.tags.get(STATUS), found.info.status)
+    if shown != (status, _MLFLOW_STATUS[status]):
+        raise MlflowTroubleError(f"The run at {server.shown} was ended as {status}, and is shown as {shown}")
 
 
 def source_tags(directory: Path) -> dict[str, str]:
@@ -121,7 +143,7 @@ def _run_by_tags(server: MlflowServer, run: TrackedRun) -> Run:
     experiment_id = _experiment_id(server, title(variable("MLFLOW_EXPERIMENT_NAME") or run.project))
     branch = {BRANCH: str(run.branch)}
     if not (found := _search(server, experiment_id, {RUN_ID: run.run_id, **branch})):
-        tags = {RUN_ID: run.run_id, **branch, ATTEMPT: str(run.attempt), STATUS: "running", "mlflow.user": _user()}
+        tags = {RUN_ID: run.run_id, **branch, ATTEMPT: str(run.attempt), STATUS: RUNNING, "mlflow.user": _user()}
         with server.asked_to("make a run") as client:
             client.create_run(experiment_id, int(_begun(run) * 1000), tags, title(run.experiment))
         found = _search(server, experiment_id, {RUN_ID: run.run_id, **branch})
