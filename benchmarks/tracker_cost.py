@@ -51,6 +51,9 @@ class Step:
     rows: list[list[Any]] | None
 
 
+Log = Callable[[int, Step], None]
+
+
 def step_of(number: int) -> Step:
     """The same for both sides."""
     random = np.random.default_rng(number)
@@ -75,7 +78,7 @@ class Times:
     stuck: float = 0.0
 
 
-def timed(log: Callable[[int, Step], None], numbers: range, pause: float, times: list[float]) -> None:
+def timed(log: Log, numbers: range, pause: float, times: list[float]) -> None:
     """Log steps at the pace of a training."""
     for number in numbers:
         step = step_of(number)
@@ -126,42 +129,92 @@ def log_directly(steps: int, pause: float, hang: tuple[str, ...], folder: Path) 
     return times
 
 
-def direct_calls(folder: Path) -> Callable[[int, Step], None]:
-    """The calls that somebody without a layer above would write."""
-    import mlflow
-    import swanlab
-    import trackio
-    import wandb
+def direct_calls(folder: Path) -> Log:
+    """The calls that somebody without a layer above would write, one tracker after the other."""
+    loggers = [log_to(folder) for log_to in (to_tensorboard, to_wandb, to_mlflow, to_swanlab, to_trackio)]
+
+    def log(number: int, step: Step) -> None:
+        for logger in loggers:
+            logger(number, step)
+
+    return log
+
+
+def to_tensorboard(folder: Path) -> Log:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"))
-    run = wandb.init(project="benchmark", name="direct", dir=str(folder), settings=wandb.Settings(silent=True))
-    mlflow.set_experiment("benchmark")
-    mlflow.start_run(run_name="direct")
-    swanlab.init(project="benchmark", name="direct", log_dir=str(folder / "swanlog"))
-    trackio.init("benchmark", "direct", embed=False)
 
     def log(number: int, step: Step) -> None:
         for tag, value in step.metrics.items():
             writer.add_scalar(tag, value, number)
-        to_wandb, to_swanlab, to_trackio = dict[str, Any](step.metrics), dict[str, Any](step.metrics), {**step.metrics}
-        mlflow.log_metrics(step.metrics, step=number)
         if step.values is not None:
             writer.add_histogram("dist", step.values, number)
-            to_wandb["dist"] = wandb.Histogram(step.values.tolist())
-            to_trackio["dist"] = trackio.Histogram(step.values.tolist())
         if step.text is not None:
             writer.add_text("sample", step.text, number)
-            mlflow.log_text(step.text, f"texts/{number}.md")
-            to_wandb["sample"], to_swanlab["sample"] = wandb.Html(step.text), swanlab.Text(step.text)
-            to_trackio["sample"] = trackio.Markdown(step.text)
+
+    return log
+
+
+def to_wandb(folder: Path) -> Log:
+    import wandb
+
+    run = wandb.init(project="benchmark", name="direct", dir=str(folder), settings=wandb.Settings(silent=True))
+
+    def log(number: int, step: Step) -> None:
+        content: dict[str, Any] = dict(step.metrics)
+        if step.values is not None:
+            content["dist"] = wandb.Histogram(step.values.tolist())
+        if step.text is not None:
+            content["sample"] = wandb.Html(step.text)
         if step.rows is not None:
-            columns = {name: [row[index] for row in step.rows] for index, name in enumerate(COLUMNS)}
-            mlflow.log_table(columns, f"tables/{number}.json")
-            to_wandb["generations"] = wandb.Table(columns=COLUMNS, data=step.rows)
-        run.log(to_wandb, step=number)
-        swanlab.log(to_swanlab, step=number)
-        trackio.log(to_trackio, step=number)
+            content["generations"] = wandb.Table(columns=[*COLUMNS], data=[*step.rows])
+        run.log(content, step=number)
+
+    return log
+
+
+def to_mlflow(folder: Path) -> Log:
+    import mlflow
+
+    mlflow.set_experiment("benchmark")
+    mlflow.start_run(run_name="direct")
+
+    def log(number: int, step: Step) -> None:
+        mlflow.log_metrics(step.metrics, step=number)
+        if step.text is not None:
+            mlflow.log_text(step.text, f"texts/{number}.md")
+        if step.rows is not None:
+            table: dict[str, Any] = dict(zip(COLUMNS, zip(*step.rows, strict=True), strict=True))
+            mlflow.log_table(table, f"tables/{number}.json")
+
+    return log
+
+
+def to_swanlab(folder: Path) -> Log:
+    import swanlab
+
+    swanlab.init(project="benchmark", name="direct", log_dir=str(folder / "swanlog"))
+
+    def log(number: int, step: Step) -> None:
+        text = {} if step.text is None else {"sample": swanlab.Text(step.text)}
+        swanlab.log({**step.metrics, **text}, step=number)
+
+    return log
+
+
+def to_trackio(folder: Path) -> Log:
+    import trackio
+
+    trackio.init("benchmark", "direct", embed=False)
+
+    def log(number: int, step: Step) -> None:
+        content: dict[str, Any] = dict(step.metrics)
+        if step.values is not None:
+            content["dist"] = trackio.Histogram(step.values.tolist())
+        if step.text is not None:
+            content["sample"] = trackio.Markdown(step.text)
+        trackio.log(content, step=number)
 
     return log
 
@@ -217,10 +270,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.side:
         be_side(arguments)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        with Services(Path(name)):
-            ours = run_side("tracking", arguments, Path(name))
-            theirs = run_side("direct", arguments, Path(name))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, Services(Path(name)):
+        ours = run_side("tracking", arguments, Path(name))
+        theirs = run_side("direct", arguments, Path(name))
     load = os.getloadavg()[0]
     table = Table(title=f"Milliseconds of the training thread per step, {arguments.steps} steps, load {load:.1f}")
     for column in ("", "median", "p99", "max"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -88,8 +89,6 @@ def _serve(folder: Path, pipe: Connection) -> None:
 
 
 def _take_faults(listener: Listener, services: Mapping[str, TrackerService], pipe: Connection) -> None:
-    from threading import Thread
-
     def take() -> None:
         while True:
             with listener.accept() as connection:
@@ -101,7 +100,7 @@ def _take_faults(listener: Listener, services: Mapping[str, TrackerService], pip
                 except EOFError:
                     continue
 
-    Thread(target=take, daemon=True).start()
+    threading.Thread(target=take, daemon=True).start()
     try:
         pipe.recv()
     except EOFError:
