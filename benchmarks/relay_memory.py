@@ -37,7 +37,7 @@ KEYS = [f"group_{index % 6}/metric_{index}" for index in range(60)]
 ROWS = 100
 COLUMNS = ["prompt", "response", "reference", "score"]
 SAMPLE_SECONDS = 0.25
-_WORDS = (
+_WORDS = ("the", "price", "of", "this", "share", "rose", "after", "its", "report", "and", "fell", "with", "others")
     "the",
     "price",
     "of",
