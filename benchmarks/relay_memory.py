@@ -38,21 +38,6 @@ ROWS = 100
 COLUMNS = ["prompt", "response", "reference", "score"]
 SAMPLE_SECONDS = 0.25
 _WORDS = ("the", "price", "of", "this", "share", "rose", "after", "its", "report", "and", "fell", "with", "others")
-    "the",
-    "price",
-    "of",
-    "this",
-    "share",
-    "rose",
-    "after",
-    "its",
-    "report",
-    "and",
-    "fell",
-    "with",
-    "all",
-    "others",
-)
 
 
 @dataclass(frozen=True, slots=True)
