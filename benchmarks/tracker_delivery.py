@@ -1,7 +1,7 @@
 """Speed and memory of the relay while it delivers a large run to every tracker, and what `verl sync` takes.
 
-    python benchmarks/relay_memory.py [--points 100000] [--samples 1000] [--trackers wandb,mlflow]
-    python benchmarks/relay_memory.py --points 1000000 --samples 10000        # the full size
+    python benchmarks/tracker_delivery.py [--points 100000] [--samples 1000] [--trackers wandb,mlflow]
+    python benchmarks/tracker_delivery.py --points 1000000 --samples 10000        # the full size
 
 A journal with 60 metrics per step and validation tables of 100 samples (prompt, answer and reference of 1 to 2 kB) is
 delivered to all trackers at the same time, by the relay of `verl sync`, which is that of training. All the while the
