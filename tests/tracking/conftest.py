@@ -43,3 +43,4 @@ def service(running_service: TrackerService) -> Iterator[TrackerService]:
     yield running_service
     if running_service.faults:
         running_service.fail(None)
+        running_service.change_login(is_new=False)

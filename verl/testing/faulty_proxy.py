@@ -31,6 +31,7 @@ class FaultyProxy:
     Attributes:
         url: Address of the proxy; its port stays the same over all faults.
         requests: Method and path of each request that came, in order.
+        authorization: Header that a request must have not to be answered with 401; nothing = none.
         fails: Decides by method and path whether one request has the fault; nothing = all have it.
         lost_answers: How many of the next answers to requests that `fails` chooses are not passed on, though the
             server did what was asked.
@@ -39,6 +40,7 @@ class FaultyProxy:
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         self.requests: list[tuple[str, str]] = []
+        self.authorization: str | None = None
         self.fails: Callable[[str, str], bool] | None = None
         self.lost_answers = 0
         self._fault: Fault | None = None
@@ -151,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(proxy.fault, int):
                 self._answer(proxy.fault, {"Content-Type": "text/plain"}, b"injected fault")
                 return
+        if proxy.authorization not in (None, self.headers.get("Authorization")):
+            self._answer(401, {"Content-Type": "text/plain"}, b"wrong login")
+            return
         self._forward(proxy, body)
 
     def _forward(self, proxy: FaultyProxy, body: bytes) -> None:

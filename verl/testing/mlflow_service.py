@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_TOKEN = "the-token-of-this-test"
 _INFINITE = 1.7976931348623157e308  # what MLflow stores for infinity
 
 
@@ -99,6 +100,10 @@ class MlflowService(MlflowSqliteService):
 
     def fail(self, fault: Fault | None) -> None:
         self.proxy.fault = fault
+
+    def change_login(self, *, is_new: bool) -> Mapping[str, str]:
+        self.proxy.authorization = f"Bearer {_TOKEN}" if is_new else None
+        return {"MLFLOW_TRACKING_TOKEN": _TOKEN}
 
     def start_server(self) -> None:
         """Start the server on the database as it is, and wait until it answers.

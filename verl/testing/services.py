@@ -69,3 +69,7 @@ class TrackerService(ABC):
     def fail(self, fault: Fault | None) -> None:
         """Have this fault from now on, or none any more. Nothing that was stored is lost."""
         raise NotImplementedError(f"{self.tracker} has no faults to inject")
+
+    def change_login(self, *, is_new: bool) -> Mapping[str, str]:
+        """Accept another login alone, or the first one again; gives the environment variables with it."""
+        raise NotImplementedError(f"{self.tracker} has no login")

@@ -18,9 +18,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from verl.testing.services import Fault
 
-KEY = "k" * 21
-"""The login that it expects."""
+KEY, OTHER_KEY = "k" * 21, "o" * 21
+"""The login that it expects, and another one."""
 USER = "tester"
+_UNAUTHORIZED = ({"code": "Unauthorized", "message": "wrong key"}, 401)
 _NOT_FOUND = ({"code": "Not_Found", "message": "there is no such thing"}, 404)
 _LONG_FROM_NOW = "2999-01-01T00:00:00.000Z"
 _UPLOADS = re.compile(r"/api/house/metrics|/api/projects/[^/]+/[^/]+/series|/api/resources/|/put/|.*/profile|.*/files/")
@@ -78,6 +79,7 @@ class SwanlabServer:
     Attributes:
         experiments: By id. columns: (project, key) -> type of a metric. refused: Requests that it does not know.
         lost_answers: So many uploads are stored but answered with 503, as when an answer is lost on its way.
+        key: Login that it accepts; sessions that were begun with another one are over.
         has_files: Whether it offers the upload of files.
     """
 
@@ -87,6 +89,7 @@ class SwanlabServer:
         self.projects: dict[str, dict[str, Any]] = {}
         self.refused: list[str] = []
         self.lost_answers = 0
+        self.key = KEY
         self.has_files = True
         self.requests: list[str] = []
         self._fault: Fault | None = None
@@ -107,7 +110,7 @@ class SwanlabServer:
         return {
             "SWANLAB_API_HOST": self.url,
             "SWANLAB_WEB_HOST": self.url,
-            "SWANLAB_API_KEY": KEY,
+            "SWANLAB_API_KEY": self.key,
             "SWANLAB_MODE": "online",
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
@@ -144,7 +147,7 @@ class SwanlabServer:
         elif self._http is None:
             self.start()
 
-    def answer(self, method: str, path: str, body: bytes, key: str | None) -> Reply | None:
+    def answer(self, method: str, path: str, body: bytes, key: str | None, cookie: str) -> Reply | None:
         """What to answer to a request; nothing = end the connection without an answer."""
         fault, recovered = self._fault, self._recovered
         if fault is not None and not (self._uploads_only and not _UPLOADS.fullmatch(path)):
@@ -154,19 +157,21 @@ class SwanlabServer:
             return None
         with self._lock:
             self.requests.append(f"{method} {path}")
-            reply = self._answer(method, path, body, key)
+            reply = self._answer(method, path, body, key, cookie)
             if self.lost_answers and _UPLOADS.fullmatch(path):
                 self.lost_answers -= 1
                 return {"code": "503", "message": "the answer got lost"}, 503
             return reply
 
-    def _answer(self, method: str, path: str, body: bytes, key: str | None) -> Reply:
+    def _answer(self, method: str, path: str, body: bytes, key: str | None, cookie: str) -> Reply:
         if path.startswith("/put/"):
             _, _, cuid, name = path.split("/", 3)
             self.experiments[cuid].blobs[name] = body
             return {}, 200
         if path == "/api/login/api_key":
             return self._login(key)
+        if self._session not in cookie:
+            return _UNAUTHORIZED
         sent = json.loads(body) if body else {}
         for pattern, handle in _ROUTES:
             if match := pattern.fullmatch(f"{method} {path}"):
@@ -174,10 +179,14 @@ class SwanlabServer:
         self.refused.append(f"{method} {path}")
         return _NOT_FOUND
 
+    @property
+    def _session(self) -> str:
+        return f"session-of-{self.key}"
+
     def _login(self, key: str | None) -> Reply:
-        if key != KEY:
-            return {"code": "Unauthorized", "message": "wrong key"}, 401
-        return {"sid": "sid", "expiredAt": _LONG_FROM_NOW, "userInfo": {"username": USER, "name": USER}}, 200
+        if key != self.key:
+            return _UNAUTHORIZED
+        return {"sid": self._session, "expiredAt": _LONG_FROM_NOW, "userInfo": {"username": USER, "name": USER}}, 200
 
     def _project(self, names: tuple[str, ...], sent: dict[str, Any]) -> Reply:
         known = self.projects.get(names[1])
@@ -311,13 +320,16 @@ def _handler(server: SwanlabServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
+        def _who(self) -> tuple[str | None, str]:
+            return self.headers.get("authorization"), self.headers.get("cookie") or ""
+
         def handle_request(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length)
             if len(body) < length:
                 return  # the client died in the middle
             path = unquote(urlsplit(self.path).path)
-            reply = server.answer(self.command, path, body, self.headers.get("authorization"))
+            reply = server.answer(self.command, path, body, *self._who())
             if reply is None:
                 self.close_connection = True
                 return

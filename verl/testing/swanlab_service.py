@@ -12,7 +12,7 @@ from typing import Any
 from verl.journal import RunDirectory
 from verl.testing.services import Fault, Shown, TrackerService
 from verl.testing.swanlab_files import read_offline_run
-from verl.testing.swanlab_server import Experiment, SwanlabServer
+from verl.testing.swanlab_server import KEY, OTHER_KEY, Experiment, SwanlabServer
 from verl.tracking.backends.swanlab_charts import KINDS
 from verl.tracking.backends.swanlab_logger import OWN_SECTION
 from verl.tracking.config_text import flatten
@@ -47,6 +47,10 @@ class SwanlabService(TrackerService):
 
     def fail(self, fault: Fault | None) -> None:
         self.server.fail(fault)
+
+    def change_login(self, *, is_new: bool) -> Mapping[str, str]:
+        self.server.key = OTHER_KEY if is_new else KEY
+        return self.server.environment()
 
     def read(self, run_directory: Path) -> Shown:
         identity = RunDirectory.open(run_directory).info.trackers[self.tracker]["run_id"]

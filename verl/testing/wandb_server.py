@@ -31,6 +31,7 @@ HISTORY = "wandb-history.jsonl"
 EVENTS = "wandb-events.jsonl"
 SUMMARY = "wandb-summary.json"
 API_KEY = "0123456789abcdef0123456789abcdef01234567"
+OTHER_KEY = API_KEY[::-1]
 
 FaultRule = Callable[[str, str], Fault | None]
 """Path of a request and its GraphQL operation ("" for others) -> the fault that it has."""
@@ -164,6 +165,7 @@ class WandbServer:
         requests: Time, path and GraphQL operation of each request.
         unknown: Requests that it has no answer to; should stay empty.
         artifacts: By id, as they were sent; "committed" once they are whole.
+        key: Key that it accepts.
         can_rewind: Whether it rewinds runs, which the public server does not for everybody.
         fault_rule: Finer faults than `fail`: for some requests only.
     """
@@ -174,6 +176,7 @@ class WandbServer:
         self.requests: list[tuple[float, str, str]] = []
         self.unknown: list[str] = []
         self.artifacts: dict[str, dict[str, Any]] = {}
+        self.key = API_KEY
         self.can_rewind = True
         self.fault_rule: FaultRule | None = None
         self.lock = threading.RLock()
@@ -190,7 +193,7 @@ class WandbServer:
 
     def environment(self) -> dict[str, str]:
         """Variables with which the SDK finds it."""
-        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": API_KEY, "WANDB_MODE": "online"}
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": self.key, "WANDB_MODE": "online"}
 
     def start(self) -> None:
         """Listen; on the same port as before, if it was stopped."""
@@ -232,7 +235,7 @@ class WandbServer:
 
     def knows(self, authorization: str | None) -> bool:
         """Whether a request has the right key."""
-        return authorization == f"Basic {_base64(f'api:{API_KEY}')}"
+        return authorization == f"Basic {_base64(f'api:{self.key}')}"
 
     def fault_for(self, path: str, operation: str) -> Fault | None:
         """The fault that a request has."""

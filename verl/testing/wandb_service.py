@@ -12,7 +12,7 @@ from typing import Any
 from verl.journal import RunDirectory
 from verl.testing.services import Fault, Shown, TrackerService
 from verl.testing.wandb_files import OfflineRun, read_offline_run
-from verl.testing.wandb_server import WandbServer
+from verl.testing.wandb_server import API_KEY, OTHER_KEY, WandbServer
 from verl.tracking.config_text import flatten
 from verl.tracking.feed_state import read_states
 
@@ -51,6 +51,10 @@ class WandbService(TrackerService):
 
     def fail(self, fault: Fault | None) -> None:
         self.server.fail(fault)
+
+    def change_login(self, *, is_new: bool) -> Mapping[str, str]:
+        self.server.key = OTHER_KEY if is_new else API_KEY
+        return self.server.environment()
 
     def read(self, run_directory: Path) -> Shown:
         return self.read_run(tracked_id(run_directory), renamed(run_directory))

@@ -1,0 +1,127 @@
+"""Whichever process dies: in the end each tracker has the canonical journal, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import SERVICES
+from tracker_runs import assert_complete, is_fed, log, relay_and_feeder, relays, start, until
+
+from verl.journal import RunDirectory
+from verl.testing.services import TrackerService
+
+PROGRAM = Path(__file__).with_name("training_program.py")
+
+all_services = pytest.mark.parametrize("running_service", SERVICES, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that died is noticed soon, and begun again as often as a test needs."""
+    monkeypatch.setattr("verl.tracking.tracker_watch.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("verl.tracking.relay_process.MOST_RESTARTS", 100)
+
+
+@all_services
+@pytest.mark.slow
+def test_a_relay_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
+    with start(service, tmp_path) as tracking:
+        log(tracking, 1, 10)
+        until(lambda: is_fed(tmp_path))
+        log(tracking, 11, 20)
+        first, _ = relay_and_feeder(tmp_path)
+        first.kill()
+        log(tracking, 21, 30)
+        until(lambda: relay_and_feeder(tmp_path)[0].pid != first.pid)
+        log(tracking, 31, 40)
+    assert_complete(service, tmp_path)
+
+
+@all_services
+@pytest.mark.slow
+def test_a_feeder_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
+    with start(service, tmp_path) as tracking:
+        log(tracking, 1, 10)
+        until(lambda: is_fed(tmp_path))
+        log(tracking, 11, 20)
+        _, first = relay_and_feeder(tmp_path)
+        first.kill()
+        log(tracking, 21, 30)
+        until(lambda: relay_and_feeder(tmp_path)[1].pid != first.pid)
+        log(tracking, 31, 40)
+    assert_complete(service, tmp_path)
+
+
+@pytest.mark.parametrize("running_service", ["wandb-online", "wandb-offline"], indirect=True)
+@pytest.mark.slow
+def test_a_helper_of_a_package_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
+    def helpers() -> list[psutil.Process]:
+        try:
+            return [child for child in relay_and_feeder(tmp_path)[1].children() if child.name() == "wandb-core"]
+        except psutil.NoSuchProcess:
+            return []
+
+    killed: set[int] = set()
+    with start(service, tmp_path) as tracking:
+        for first in (1, 11, 21):
+            log(tracking, first, first + 9)
+            until(lambda: is_fed(tmp_path) and helpers())
+            for helper in helpers():
+                helper.kill()
+                killed.add(helper.pid)
+        log(tracking, 31, 40)
+    assert_complete(service, tmp_path)
+    assert len(killed) > 1
+
+
+@all_services
+@pytest.mark.slow
+def test_relay_feeders_and_helpers_killed_at_random_moments(service: TrackerService, tmp_path: Path) -> None:
+    chance = random.Random(service.tracker)
+    with start(service, tmp_path) as tracking:
+        for round in range(8):
+            log(tracking, 10 * round + 1, 10 * round + 10)
+            time.sleep(chance.uniform(0.2, 3.0))
+            victims = relays(tmp_path)
+            victims += [child for relay in victims if relay.is_running() for child in relay.children(recursive=True)]
+            if victims:
+                chance.choice(victims).kill()
+    assert_complete(service, tmp_path)
+
+
+@all_services
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
+def test_a_training_that_is_ended_from_outside(service: TrackerService, sent: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), str(tmp_path), "1", service.tracker]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if int(line) >= 100:
+                break
+        os.kill(process.pid, sent)
+    assert_complete(service, tmp_path)
+    assert RunDirectory.open(tmp_path).status == "crashed"
+
+
+@all_services
+@pytest.mark.slow
+def test_training_relay_and_feeders_killed_at_once(service: TrackerService, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), str(tmp_path), "1", service.tracker]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if (int(line) >= 40 and is_fed(tmp_path)) or int(line) >= 5000:
+                break
+        for victim in [psutil.Process(process.pid), *relays(tmp_path)]:
+            victim.kill()
+    RunDirectory.open(tmp_path).finish_attempt("crashed", 1)
+    assert_complete(service, tmp_path)
