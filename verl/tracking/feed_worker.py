@@ -14,6 +14,8 @@ from verl.tracking.logger import RunStatus
 log = logging.getLogger("verl.tracking")
 
 POLL_SECONDS = 0.2
+_LOCK_SECONDS = 10.0
+"""How long to wait, while draining, for a feeder whose relay was killed a moment ago."""
 
 
 class FeedWorker:
@@ -23,7 +25,7 @@ class FeedWorker:
         feed: The feed, not yet locked.
         ending: Status the run has ended with, if nothing more will be written.
         is_replaceable: Whether its process is begun again if the tracker's package has spoiled it.
-        is_draining: End as soon as the tracker has everything that there is, and do not wait for another feeder.
+        is_draining: End as soon as the tracker has everything that there is, and do not wait long for another feeder.
 
     Attributes:
         is_broken: Whether the thread ended by an error that it cannot handle.
@@ -95,6 +97,7 @@ class FeedWorker:
     def _wait_for_lock(self) -> bool:
         """Wait for the feeder of an earlier attempt to end."""
         told = False
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
                 self.feed.lock()
@@ -102,7 +105,7 @@ class FeedWorker:
                 if not told:
                     log.warning("%s waits: %s", self.feed.name, error)
                     told = True
-                if self._ending or self._is_draining:
+                if self._is_draining and time.monotonic() > deadline:
                     return False
                 self._pause()
             else:
