@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from verl.errors import JournalError
 from verl.journal import JournalReader, Kind, RunDirectory
@@ -51,14 +52,7 @@ def drain(
     source = FeedSource(directory, directory.info.last_attempt, total_steps, proxies or proxies_of_environment())
     for name in trackers:
         check_tracker(name)
-    for name in trackers:  # those that are fed by others must be known before anything is begun
-        feed = Feed.by_name(name, source)
-        _lock(feed)
-        try:
-            if is_fresh:
-                feed.begin_anew()
-        finally:
-            feed.leave()
+    _prepare([Feed.by_name(name, source) for name in trackers], is_fresh)
     relay = start_relay(source, trackers, "--drain")
     deadline = time.monotonic() + seconds
     try:
@@ -69,6 +63,17 @@ def drain(
         _end(relay)
     watch()
     return [FeedState.load(state_path(directory, name), name) for name in trackers]
+
+
+def _prepare(feeds: Sequence[Feed], is_fresh: bool) -> None:
+    """All or none: one that is fed by others must be known before anything is begun anew."""
+    with ExitStack() as locked:
+        for feed in feeds:
+            _lock(feed)
+            locked.callback(feed.leave)
+        if is_fresh:
+            for feed in feeds:
+                feed.begin_anew()
 
 
 def _lock(feed: Feed) -> None:

@@ -187,7 +187,7 @@ class Feed:
         self.state = FeedState.load(self._path, self.name)
         self.state.forget(branch=self.state.branch + 1)
         self.state.status = FEEDING
-        self._save()
+        self._save(is_durable=True)
 
     def give_up(self, reason: str) -> None:
         """Note that the tracker hangs; its process is about to be ended by the caller."""
@@ -239,7 +239,6 @@ class Feed:
         return Advance.DONE
 
     def _open(self) -> TrackerSession:
-        self._journal.look_ahead(self.state.cursor)
         info = self._source.directory.info
         logger = self._make()
         run = TrackedRun(
@@ -255,6 +254,7 @@ class Feed:
         )
         self._session = session = TrackerSession(self.name, logger, run.directory, self.state.last_step)
         session.open(run)
+        self._journal.look_ahead(self.state.cursor)  # may read all of it, so not while the tracker cannot be opened
         self.state.where = logger.where()
         self._publish_ids(logger)
         self._save()
@@ -269,8 +269,9 @@ class Feed:
         log.warning("%s: %s; it is built again from the journal", self.name, error)
         self._close()
         self.state.forget(branch=self.state.branch + isinstance(error, NewBranchError))
+        self._skipped_before = 0
         self._passed(self._doubtful)
-        self._save()
+        self._save(is_durable=True)
         return Advance.MORE
 
     def _publish_ids(self, logger: TrainerLogger) -> None:
@@ -442,9 +443,9 @@ class Feed:
         if session is not None:
             session.close()
 
-    def _save(self) -> None:
+    def _save(self, *, is_durable: bool = False) -> None:
         try:
-            self.state.save(self._path)
+            self.state.save(self._path, is_durable=is_durable)
         except OSError as error:
             log.error("%s: cannot store how far it has been fed: %s", self.name, error)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
+from verl.config.secrets import mask_text
 from verl.journal import Cursor, Record, RunDirectory
 from verl.journal.cursor import Position
+from verl.journal.files import replace_file
 from verl.tracking.logger import Omission
 
 FEEDING, RETRYING, BROKEN = "feeding", "retrying", "broken"
+_VERSION = 1
 _MOST_SKIPPED_KEPT = 100
 _MOST_NAMES_KEPT = 200
 
@@ -84,13 +87,13 @@ class FeedState:
         self.failures += 1
         self.outages += self.status not in (RETRYING, BROKEN)
         self.status = status
-        self.last_error = f"{what}: {type(error).__name__}: {error}"[:2000]
+        self.last_error = mask_text(f"{what}: {type(error).__name__}: {error}")[:2000]
 
     def skip(self, record: Record, start: Position, stream: str, reason: str) -> None:
         """Note a record that is left out."""
         self.num_skipped += 1
         if len(self.skipped) < _MOST_SKIPPED_KEPT:
-            self.skipped.append(Skipped(stream, *start, record.seq, record.kind, record.step, reason[:500]))
+            self.skipped.append(Skipped(stream, *start, record.seq, record.kind, record.step, mask_text(reason)[:500]))
 
     def omit(self, omissions: Mapping[str, Omission]) -> None:
         """Add what a tracker left out."""
@@ -99,7 +102,7 @@ class FeedState:
             if known is not None:
                 self.omissions[name] = replace(omission, count=known.count + omission.count)
             elif len(self.omissions) < _MOST_NAMES_KEPT:
-                self.omissions[name] = replace(omission)
+                self.omissions[name] = replace(omission, reason=mask_text(omission.reason)[:500])
 
     def forget(self, *, branch: int) -> None:
         """Begin again with nothing delivered, in the same remote run or that of a new branch."""
@@ -109,15 +112,24 @@ class FeedState:
         self.branch = branch
         self.last_step = None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, is_durable: bool = False) -> None:
         """Replace the file atomically.
+
+        Args:
+            path: The file.
+            is_durable: Also through a power loss. A state that is a little older than what was delivered does no harm,
+                one that has forgotten its branch does.
 
         Raises:
             OSError: The disk is full or the folder cannot be written.
         """
-        raw = {**asdict(self), "cursor": orjson.loads(self.cursor.to_json())}
+        raw = {"v": _VERSION, **asdict(self), "cursor": orjson.loads(self.cursor.to_json())}
+        content = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str)
+        if is_durable:
+            replace_file(path, content)
+            return
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
+        temporary.write_bytes(content)
         temporary.replace(path)
 
     @classmethod
@@ -136,7 +148,9 @@ class FeedState:
             cursor = Cursor.from_json(orjson.dumps(raw.pop("cursor")))
             skipped = [Skipped(**item) for item in raw.pop("skipped", [])]
             omissions = {name: Omission(**item) for name, item in raw.pop("omissions", {}).items()}
-            return cls(**{**raw, "cursor": cursor, "skipped": skipped, "omissions": omissions})
+            known = {field.name for field in fields(cls)}  # a newer version may have more
+            plain = {name: value for name, value in raw.items() if name in known}
+            return cls(**{**plain, "cursor": cursor, "skipped": skipped, "omissions": omissions})
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}). Move it away to build this tracker anew from the journal"

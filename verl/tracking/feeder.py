@@ -20,7 +20,7 @@ from verl.tracking.patience import Backoff, Patience
 
 log = logging.getLogger("verl.tracking")
 
-COMPLETE, INCOMPLETE, BROKEN = 0, 1, 70
+COMPLETE, INCOMPLETE, AGAIN = 0, 1, 70
 _WATCH_SECONDS = 0.2
 _PATIENCE = Patience()
 
@@ -56,7 +56,7 @@ class Feeder:
         gc.freeze()  # a collection in the child would write to, and so copy, all that it shares
         pid = os.fork()
         if pid == 0:
-            code = BROKEN
+            code = AGAIN
             try:
                 os.setpgid(0, 0)
                 code = _feed(self.name, self._source, relay, self._ending, self._is_draining)
@@ -64,6 +64,8 @@ class Feeder:
                 log.exception("%s: its feeder ended unexpectedly", self.name)
             finally:
                 os._exit(code)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)  # here, too: whoever comes first
         self._pid = pid
         self._started = time.monotonic()
 
@@ -124,7 +126,7 @@ def _feed(name: str, source: FeedSource, relay: int, ending: RunStatus | None, i
             feed.give_up(reason)
             _kill_group(os.getpid())
     if worker.is_broken:
-        return BROKEN
+        return AGAIN
     return COMPLETE if worker.is_complete else INCOMPLETE
 
 

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from verl.config.secrets import mask_text
 from verl.errors import VerlError
 from verl.journal import JournalReader, Kind, RunDirectory
 from verl.tracking.feed import FeedSource
@@ -63,23 +64,27 @@ class Relay:
         ending: RunStatus | None = next((known for known in _ENDINGS if known == status), None)
         self._grace = 0.0
         self._feeders = [Feeder(f.name, self._source, ending=ending, is_draining=True) for f in self._feeders]
-        self._work(lambda: os.getppid() != self._parent, self._give_up)
+        self._work(self._give_up)
         return self._is_complete()
 
     def run(self) -> bool:
         """Feed until the end, or the deadline after it; True only if every tracker got everything."""
-        self._work(lambda: os.getppid() != self._parent, self._end_crashed)
-        if os.getppid() != self._parent:
+        self._work(self._end_crashed)
+        if self._is_orphan:
             self._settle()
         return self._is_complete()
 
-    def _work(self, is_orphan: Callable[[], bool], orphaned: Callable[[], None]) -> None:
+    @property
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._parent
+
+    def _work(self, orphaned: Callable[[], None]) -> None:
         for feeder in self._feeders:
             feeder.start()
         told = False
         while not self._are_done() and time.monotonic() < self._deadline:
             _sleep_until_a_signal(_WATCH_SECONDS)
-            if not told and is_orphan():
+            if not told and self._is_orphan:
                 told = True
                 orphaned()
             if self._is_terminated:
@@ -127,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--drain", action="store_true", help="deliver what there is, then end")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="training process to watch (default: parent)")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _log_masked()
     try:
         directory = RunDirectory.open(given.run_directory)
         source, trackers = _resolved(directory, given)
@@ -142,6 +147,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_complete = relay.drain() if given.drain else relay.run()
     log.info("attempt %d: %s", source.attempt, "all delivered" if is_complete else "ended before all was delivered")
     return 0 if is_complete else 1
+
+
+class _MaskedFormatter(logging.Formatter):
+    """Tracebacks, too: what a server answers may repeat the key or address that it was asked with."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_text(super().format(record))
+
+
+def _log_masked() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MaskedFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _sleep_until_a_signal(seconds: float) -> None:

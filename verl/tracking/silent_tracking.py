@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from verl.config.environment import variable
+from verl.config.secrets import mask_text
 from verl.tracking.logger import AlertLevel
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.rank_messages import RankMessage, RankMessages
@@ -121,7 +122,7 @@ class SilentTracking(Tracking):
         atexit.unregister(self._finish_at_exit)
         for message in self.rank_messages.waiting():
             title = f"{message.title}: " if message.title else ""
-            sys.stderr.write(f"verl, {message.level} not logged by rank 0: {title}{message.text}\n")
+            sys.stderr.write(mask_text(f"verl, {message.level} not logged by rank 0: {title}{message.text}\n"))
         self.rank_messages.clear()
 
     def _append(self, kind: str, step: int | None, **fields: Any) -> None:

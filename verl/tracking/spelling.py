@@ -1,8 +1,9 @@
 """Spell the journal's names within the rules of a tracker: reversibly, and no two names alike.
 
 A character that a tracker does not allow becomes `_x40_` (its code point in hexadecimal), and `@`, which is common in
-metrics such as `val/mean@8`, becomes `_at_`. A name in which such a sequence stands already has its first underscore
-spelled out, so nothing else can read the same. Names that are too long keep their beginning and end with a digest.
+metrics such as `val/mean@8`, becomes `_at_`. An underscore that would read as the beginning of such a sequence is
+spelled out itself (`_x5f_`), so what is read from left to right has one meaning only. Names that are too long keep
+their beginning and end with a digest.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 
-_LOOKS_SPELLED = re.compile(r"_(?=(?:at|x[0-9a-f]+|h[0-9a-f]{16})_)")
+_LOOKS_SPELLED = re.compile(r"_(?:at|x[0-9a-f]+|h[0-9a-f]{16})_")
 _DIGEST_LETTERS = 16
+_LONGEST_SEQUENCE = _DIGEST_LETTERS + 2
 
 
 @dataclass(slots=True)
@@ -43,8 +45,16 @@ class Spelling:
         return known
 
     def _spell(self, name: str) -> str:
-        spelled = _LOOKS_SPELLED.sub("_x5f_", name)
-        spelled = self.forbidden.sub(lambda match: "".join(map(_spell_out, match[0])), spelled)
+        forbidden = {place for match in self.forbidden.finditer(name) for place in range(*match.span())}
+        parts: list[str] = []  # from the last to the first: what follows decides how an underscore reads
+        following = ""
+        for place in range(len(name) - 1, -1, -1):
+            character = name[place]
+            is_unclear = character == "_" and _LOOKS_SPELLED.match("_" + following)
+            part = _spell_out(character) if place in forbidden or is_unclear else character
+            parts.append(part)
+            following = (part + following)[:_LONGEST_SEQUENCE]
+        spelled = "".join(reversed(parts))
         if len(spelled) <= self.max_length and spelled:
             return spelled
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_LETTERS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -46,6 +47,7 @@ class TrackerSet:
                 self._feeds.append(Feed(self._free_name(tracker), _maker(tracker), source))
         self.names = self._on_screen + self._by_relay + [feed.name for feed in self._feeds]
         self._is_inline = is_inline
+        self._thread = threading.get_ident()
         self._screens: list[ScreenFeed] = []
         self._workers: list[FeedWorker] = []
         self._relay: RelayProcess | None = None
@@ -94,7 +96,9 @@ class TrackerSet:
         """Take note of a record that was just written."""
         for screen in self._screens:
             screen.push(record)
-        if self._is_inline:
+        # Alerts and notes also come from threads of their own; trackers are called by one alone, and look at the
+        # journal at its next record.
+        if self._is_inline and threading.get_ident() == self._thread:
             for feed in self._feeds:
                 while feed.advance() is Advance.MORE:
                     pass

@@ -25,6 +25,7 @@ from verl.config.schema import HealthConfig, PPOConfig, TrainerConfig
 from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
 from verl.journal.environment import write_config_yaml, write_environment_in_background
+from verl.journal.run_listing import latest_step
 from verl.tracking.feed import FeedSource
 from verl.tracking.health import HealthMonitor
 from verl.tracking.logger import AlertLevel, TrainerLogger
@@ -46,6 +47,8 @@ ENVIRONMENT_SECONDS = 30.0
 
 OPEN_SECONDS = 10.0
 """Longest time that the start of training waits for the ids that trackers' servers give."""
+
+_GOES_BACK = (Kind.REWIND, Kind.METRICS, Kind.HISTOGRAM, Kind.TEXT, Kind.TABLE)
 
 EndStatus = Literal["finished", "failed", "killed"]
 
@@ -131,6 +134,7 @@ class Tracking(Recorder):
         self._logged_config: Mapping[str, Any] | None = None
         self._is_finished = False
         self._environment: Thread | None = None
+        self._earlier_step = latest_step(directory.journal) if attempt > 1 else None
         self._delivery = threading.RLock()
         self._sampler: SystemSampler | None = None
         self._health: HealthMonitor | None = None
@@ -305,7 +309,11 @@ class Tracking(Recorder):
         self._trackers.wait_until_open(seconds)
 
     def rewind(self, to_step: int) -> None:
-        """Say that training goes on from an earlier step: what was logged after it is superseded."""
+        """Say that training goes on from an earlier step: what was logged after it is superseded.
+
+        To be called first by who resumes; else an attempt that begins before the last step of an earlier one goes back
+        to the step before its first.
+        """
         self.step = self._step_of(to_step)
         if self._sampler is not None:
             self._sampler.rewind(self.step)
@@ -385,6 +393,8 @@ class Tracking(Recorder):
             self.finish(status, f"{type(error).__name__}: {error}")
 
     def _append(self, kind: str, step: int | None, **fields: Any) -> None:
+        if self._earlier_step is not None and kind in _GOES_BACK:
+            self._go_back(kind, step)
         try:
             record = self._journal.append(kind, step, **fields)
         except ValueError as error:  # such as a text of more megabytes than a record may have
@@ -394,6 +404,16 @@ class Tracking(Recorder):
             self._trackers.push(record)
         if self._health is not None and kind == Kind.METRICS and step is not None:
             self._health.observe(step, fields["metrics"])
+
+    def _go_back(self, kind: str, step: int | None) -> None:
+        """A later attempt that begins before the last step of an earlier one, and did not say so, goes back."""
+        earlier, self._earlier_step = self._earlier_step, None
+        if kind == Kind.REWIND or step is None or earlier is None or step >= earlier:
+            return
+        self._append(Kind.REWIND, step - 1, to=step - 1)
+        self.note(
+            f"This attempt begins at step {step}: what an earlier one logged from there to {earlier} is superseded."
+        )
 
     def _warn(self, text: str) -> None:
         self.note(text, level="warning")
