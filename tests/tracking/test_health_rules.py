@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -103,6 +104,18 @@ def test_a_gradient_of_a_hundred_times_the_median_is_told_at_once() -> None:
     assert the_alert(told)[:2] == (13, "gradient_explosion")
 
 
+@pytest.mark.parametrize("norms", [[0.01] * 10 + [2.0], [0.01] * 12 + [2.0] * 10, [0.001] * 20 + [9.0] * 3])
+def test_ordinary_gradients_after_tiny_ones_are_no_explosion(norms: list[float]) -> None:
+    assert alerts_of(series("grad_norm/actor", norms)) == []
+
+
+def test_large_gradients_after_tiny_ones_are_one() -> None:
+    told = alerts_of(series("grad_norm/actor", [0.01] * 12 + [50.0] * 3))
+    assert the_alert(told)[:2] == (15, "gradient_explosion")
+    assert "`grad_norm/actor` is 50, 5e+03 times its recent median 0.01" in told[0][2]
+    assert the_alert(alerts_of(series("grad_norm/actor", [0.01] * 12 + [150.0])))[0] == 13
+
+
 def test_gradients_of_zero_say_nothing_of_the_usual_ones() -> None:
     told = alerts_of(series("grad_norm/actor", [0.0, 0.0, 0.0, 5.0] * 20))
     assert told == []
@@ -170,6 +183,44 @@ def test_a_reward_that_rose_and_levelled_off_is_not_flat() -> None:
     assert alerts_of(series("reward/episode_reward_mean", values)) == []
 
 
+@pytest.mark.parametrize(("start", "rise"), [(-1000.0, 0.01), (1000.0, 0.002), (-1.0, 1e-4)])
+def test_a_reward_far_from_zero_that_rises_steadily_is_not_flat(start: float, rise: float) -> None:
+    values = [start + rise * step for step in range(600)]
+    assert alerts_of(series("reward/episode_reward_mean", values)) == []
+
+
+def test_a_reward_that_stops_moving_is_flat_measured_by_how_it_moved_at_first() -> None:
+    noise = random.Random(3)
+    moving = [-1000.0 + step + noise.gauss(0, 5.0) for step in range(100)]
+    told = alerts_of(series("reward/episode_reward_mean", moving + [-900.0, -900.001] * 20))
+    assert the_alert(told)[:2] == (130, "reward_flat")
+    assert alerts_of(series("reward/episode_reward_mean", moving + [-900.0, -901.0] * 20)) == []
+
+
+def test_a_jump_at_the_start_does_not_make_what_follows_flat() -> None:
+    values = [-1e6, -1e5, -100.0] + [0.01 * step for step in range(100)]
+    assert alerts_of(series("reward/episode_reward_mean", values)) == []
+
+
+def test_equal_rewards_are_flat_though_they_are_rounded() -> None:
+    told = alerts_of(series("reward/episode_reward_mean", [0.3, 0.3 + 1e-8] * 15))
+    assert the_alert(told)[:2] == (30, "reward_flat")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plateau_from_the_start_is_told_once(seed: int) -> None:
+    noise = random.Random(seed)
+    values = [0.3 + noise.gauss(0, 0.05) for _ in range(2000)]
+    assert len(alerts_of(series("reward/episode_reward_mean", values))) == 1
+
+
+def test_a_plateau_after_a_rise_is_one_of_its_own() -> None:
+    noise = random.Random(4)
+    means = [0.3] * 250 + [0.6] * 150 + [0.2] * 300
+    told = alerts_of(series("reward/episode_reward_mean", [mean + noise.gauss(0, 0.05) for mean in means]))
+    assert [step for step, *_ in told] == [200, pytest.approx(440, abs=15)]
+
+
 def test_groups_that_stay_equal_teach_nothing() -> None:
     key = "reward/group_zero_variance_fraction"
     assert alerts_of(series(key, ([1.0] * 9 + [0.5]) * 5)) == []
@@ -230,6 +281,57 @@ def test_what_has_recovered_is_told_again() -> None:
     values = records_of(0.9, 3) + records_of(0.1, 5) + records_of(0.9, 3) + records_of(0.1, 4) + records_of(0.9, 20)
     told = alerts_of(series("policy/clip_fraction", values), recover_after=5)
     assert [alert[0] for alert in told] == [3, 11]  # four healthy records are not enough
+
+
+def one_by_one(records: Iterable[Mapping[str, float]]) -> list[tuple[int, dict[str, float]]]:
+    """A record for each metric, as `writer.add_scalar` makes."""
+    return [(step + 1, {key: value}) for step, record in enumerate(records) for key, value in record.items()]
+
+
+def test_a_metric_that_stays_nan_is_told_once_though_each_is_a_record_of_its_own() -> None:
+    others = {f"my/{index}": 1.0 for index in range(6)} | {f"loss/{index}": 1.0 for index in range(6)}
+    assert the_alert(alerts_of(one_by_one([{"loss": math.nan, **others}] * 50)))[0] == 1
+    assert the_alert(alerts_of(one_by_one([{**others, "loss": math.nan}] * 50)))[0] == 1
+
+
+def test_a_metric_that_was_nan_is_told_again_when_it_has_been_finite_for_some_records() -> None:
+    step = {"loss/a": 1.0, "loss/b": 1.0, "my/c": 1.0}
+    for bad in ({"loss/a": math.nan}, {"loss/a": math.nan, "loss/b": math.nan}):
+        records = [{**step, **bad}] * 3 + [step] * 5 + [{**step, **bad}] * 3
+        assert [alert[0] for alert in alerts_of(list(enumerate(records, 1)))] == [1, 9]
+        told = alerts_of(one_by_one(records))
+        assert [alert[0] for alert in told] == [1, 9] if len(bad) == 1 else [1, 1, 9, 9]
+
+
+def test_every_rule_judges_alike_whether_a_step_is_one_record_or_many() -> None:
+    ill = {
+        "kl/kl_divergence": 3.0,
+        "policy/approx_kl": 0.5,
+        "policy/entropy": 0.001,
+        "grad_norm/actor": 90.0,
+        "grad_norm/critic": 90.0,
+        "loss/policy_loss": math.inf,
+        "reward/group_zero_variance_fraction": 1.0,
+        "length/response_mean": 2000.0,
+        "length/truncated_fraction": 1.0,
+        "policy/clip_fraction": 1.0,
+    }
+    well = {**dict.fromkeys(ill, 0.1), "policy/entropy": 1.0, "grad_norm/actor": 2.0, "length/response_mean": 200.0}
+    reward = itertools.count()
+    records = [{**values, "reward/episode_reward_mean": float(next(reward))} for values in [well] * 15 + [ill] * 15]
+    for alternating in (False, True):
+        if alternating:  # a metric is healthy while another one of the same rule is not
+            records = [{**record, "policy/approx_kl": 0.0, "grad_norm/critic": 2.0} for record in records]
+        together = {(step, rule) for step, rule, *_ in alerts_of(list(enumerate(records, 1)))}
+        apart = {(step, rule) for step, rule, *_ in alerts_of(one_by_one(records))}
+        assert together == apart
+        assert len({rule for _, rule in apart}) == len(build_rules(HealthConfig())) - 3  # two names twice; the reward
+
+
+def test_what_two_rules_of_a_name_find_in_a_record_is_one_alert() -> None:
+    told = alerts_of([(step, {"kl/kl_divergence": 2.0, "policy/approx_kl": 0.5}) for step in range(1, 9)])
+    text = the_alert(told)[2]
+    assert "`kl/kl_divergence` is 2 nats/token (limit 1); `policy/approx_kl` is 0.5 nats/token (limit 0.2)." in text
 
 
 def test_a_metric_that_sways_around_its_limit_alerts_ever_more_seldom() -> None:

@@ -17,7 +17,14 @@ from verl.config.schema import HealthConfig
 from verl.errors import VerlError
 from verl.tracking.health_rule import Finding, Rule, Symptom
 from verl.tracking.health_sample_rules import GroupsEqual, LengthDrift, RewardFlat, Truncation
-from verl.tracking.health_update_rules import Clipping, EntropyCollapse, GradientExplosion, KlBlowUp, NotFinite
+from verl.tracking.health_update_rules import (
+    Clipping,
+    EntropyCollapse,
+    GradientExplosion,
+    KlBlowUp,
+    NotFinite,
+    UpdateBlowUp,
+)
 from verl.tracking.logger import AlertLevel
 from verl.tracking.stall_watch import StallWatch
 
@@ -53,6 +60,7 @@ class HealthMonitor:
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at a record that was just logged. Costs some microseconds."""
+        found: dict[str, tuple[Rule, list[str]]] = {}
         for watched in self._watched:
             try:
                 finding = watched.judge(step, metrics)
@@ -61,7 +69,9 @@ class HealthMonitor:
                 log.warning("the health rule %s is off after step %d: %s", watched.rule.name, step, error)
                 continue
             if finding is not None:
-                self._tell(watched.rule, f"Step {step}: {finding.numbers}")
+                found.setdefault(watched.rule.name, (watched.rule, []))[1].append(finding.numbers)
+        for rule, numbers in found.values():
+            self._tell(rule, f"Step {step}: {'; '.join(numbers)}")
 
     def begin_step(self, step: int) -> None:
         """Training is at `step`: what is before it has ended."""
@@ -123,8 +133,10 @@ class _Watched:
         if self._unhealthy < self.rule.patience and not finding.is_urgent:
             return None
         told_at = self._told_at
-        if told_at is not None and finding.subjects <= self._told_of and abs(step - told_at) < self._repeat_after:
-            return None
+        if told_at is not None and finding.subjects <= self._told_of:
+            is_due = abs(step - told_at) >= self._repeat_after and not finding.is_told_once
+            if not is_due:
+                return None
         self._told_at, self._told_of = step, self._told_of | finding.subjects
         self._times_told += 1
         return finding
@@ -135,6 +147,7 @@ def build_rules(config: HealthConfig) -> list[Rule]:
     history = config.history
     rules: list[Rule] = [
         KlBlowUp(config.kl_blow_up, history),
+        UpdateBlowUp(config.kl_blow_up),
         EntropyCollapse(config.entropy_collapse, history),
         GradientExplosion(config.gradient_explosion, history, "grad_norm/actor"),
         GradientExplosion(config.gradient_explosion, history, "grad_norm/critic"),

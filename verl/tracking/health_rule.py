@@ -24,11 +24,13 @@ class Finding:
         numbers: What was found, a sentence with the numbers; empty = healthy.
         is_urgent: So bad that the rule's patience does not count.
         subjects: What it is about, if that can change: something new is an alert of its own.
+        is_told_once: However long it goes on, it is not told again.
     """
 
     numbers: str = ""
     is_urgent: bool = False
     subjects: frozenset[str] = frozenset()
+    is_told_once: bool = False
 
 
 HEALTHY = Finding()
@@ -54,6 +56,9 @@ class Symptom:
 class Rule(Symptom, ABC):
     """Judges the metrics of one record after the other.
 
+    A step may be one record or many with a metric each, so a record counts only for the rules whose metrics it has. A
+    rule looks at one metric (several rules may share a name), or finds out for itself which of them have recovered.
+
     Attributes:
         patience: Unhealthy records in a row that make an alert.
     """
@@ -62,7 +67,7 @@ class Rule(Symptom, ABC):
 
     @abstractmethod
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
-        """Judge a record; None = it has nothing to judge by."""
+        """Judge a record; None = it has nothing to judge by, and counts neither as healthy nor as unhealthy."""
 
 
 def finite(metrics: Mapping[str, float], key: str) -> float | None:

@@ -12,6 +12,13 @@ from collections.abc import Collection, Mapping
 from verl.config.schema import GroupsEqualConfig, LengthDriftConfig, RewardFlatConfig, TruncationConfig
 from verl.tracking.health_rule import HEALTHY, EarlyMedian, Finding, Rule, finite
 
+_ROUNDING = 1e-6
+"""Relative movement that rounding of 32 bits makes."""
+
+_ERRORS_OF_A_RISE = 2.0
+_ERRORS_OF_A_LATE_RISE = 4.0
+"""Standard errors of the difference of two means that make a rise."""
+
 
 class RewardFlat(Rule):
     """The mean reward does not move, or never rose."""
@@ -29,11 +36,13 @@ class RewardFlat(Rule):
     def __init__(self, config: RewardFlatConfig) -> None:
         self._config = config
         self._window: deque[float] = deque(maxlen=config.window)
+        self._usual_spread: float | None = None
         self._count = 0
         self._end = (config.no_progress_after or 0) // 4
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=self._end)
         self._first_moments = (0.0, 0.0)
+        self._has_risen = True
 
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
         value = finite(metrics, "reward/episode_reward_mean")
@@ -48,8 +57,11 @@ class RewardFlat(Rule):
             self._first_moments = _mean_and_spread(self._first)
         if len(window) < config.window:
             return None
+        if self._usual_spread is None:
+            self._usual_spread = _middle_half(window)
         lowest, highest = min(window), max(window)
-        if highest - lowest <= config.tolerance * max(abs(lowest), abs(highest)):
+        still = max(config.tolerance * self._usual_spread, _ROUNDING * max(abs(lowest), abs(highest)))
+        if highest - lowest <= still:
             return Finding(
                 f"`reward/episode_reward_mean` stays between {lowest:.4g} and {highest:.4g} for {config.window} records"
             )
@@ -58,14 +70,23 @@ class RewardFlat(Rule):
         return self._progress()
 
     def _progress(self) -> Finding:
-        """It has risen if by more than twice the standard error of the difference, which noise rarely does."""
+        """It has risen if by more than noise does; once it has not, by so much more that noise cannot end it."""
         (first, first_spread), (last, last_spread) = self._first_moments, _mean_and_spread(self._last)
-        if last - first > 2 * math.sqrt(first_spread + last_spread) / self._end:
+        errors = _ERRORS_OF_A_RISE if self._has_risen else _ERRORS_OF_A_LATE_RISE
+        self._has_risen = last - first > errors * math.sqrt(first_spread + last_spread) / self._end
+        if self._has_risen:
             return HEALTHY
         return Finding(
             f"`reward/episode_reward_mean` has not risen in {self._count} records: {first:.4g} over the first "
-            f"{self._end}, {last:.4g} over the last {self._end}"
+            f"{self._end}, {last:.4g} over the last {self._end}",
+            is_told_once=True,
         )
+
+
+def _middle_half(values: Collection[float]) -> float:
+    """How far the quartiles are apart, which a few outliers, such as a jump at the start, do not change."""
+    ordered = sorted(values)
+    return ordered[3 * len(ordered) // 4] - ordered[len(ordered) // 4]
 
 
 def _mean_and_spread(values: Collection[float]) -> tuple[float, float]:

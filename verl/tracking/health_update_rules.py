@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from verl.config.schema import (
@@ -17,7 +17,7 @@ from verl.config.schema import (
     KlBlowUpConfig,
     NotFiniteConfig,
 )
-from verl.tracking.health_rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, finite, median
+from verl.tracking.health_rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, Symptom, finite, median
 
 KL_FLOOR = 0.2
 """Nats per token below which the divergence from the reference is no blow-up, however fast it grew."""
@@ -25,8 +25,8 @@ KL_FLOOR = 0.2
 _MOST_NAMED = 5
 
 
-class KlBlowUp(Rule):
-    """The policy runs away from the reference, over the run or within a step."""
+class _BlowUp(Symptom):
+    """The policy runs away, from the reference or within a step."""
 
     name, title, level = "kl_blow_up", "KL blow-up", "error"
     meaning = "The policy changes faster than it is held: often it has begun to exploit the reward, and texts get odd."
@@ -35,30 +35,45 @@ class KlBlowUp(Rule):
         "actor_rollout_ref.actor.kl_loss_coef), fewer ppo_epochs or smaller clip ranges."
     )
 
+
+class KlBlowUp(_BlowUp, Rule):
+    """The policy runs away from the reference."""
+
     def __init__(self, config: KlBlowUpConfig, history: int) -> None:
         self._config, self._history = config, history
         self.patience = config.patience
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
-        config, problems = self._config, []
-        value, update = finite(metrics, "kl/kl_divergence"), finite(metrics, "policy/approx_kl")
-        if value is None and update is None:
+        value, config = finite(metrics, "kl/kl_divergence"), self._config
+        if value is None:
             return None
-        if value is not None:
-            if value > config.limit:
-                problems.append(f"`kl/kl_divergence` is {value:.3g} nats/token (limit {config.limit:g})")
-            elif value > KL_FLOOR and len(self._recent) >= self._history:
-                usual = median(self._recent)
-                if value > config.factor * usual:
-                    problems.append(
-                        f"`kl/kl_divergence` is {value:.3g} nats/token, more than {config.factor:g} times its recent "
-                        f"median {usual:.3g}"
-                    )
-            self._recent.append(value)
-        if update is not None and update > config.update_limit:
-            problems.append(f"`policy/approx_kl` is {update:.3g} nats/token (limit {config.update_limit:g})")
-        return Finding("; ".join(problems)) if problems else HEALTHY
+        usual = median(self._recent) if len(self._recent) >= self._history else None
+        self._recent.append(value)
+        if value > config.limit:
+            return Finding(f"`kl/kl_divergence` is {value:.3g} nats/token (limit {config.limit:g})")
+        if usual is None or value <= KL_FLOOR or value <= config.factor * usual:
+            return HEALTHY
+        return Finding(
+            f"`kl/kl_divergence` is {value:.3g} nats/token, more than {config.factor:g} times its recent median "
+            f"{usual:.3g}"
+        )
+
+
+class UpdateBlowUp(_BlowUp, Rule):
+    """The policy moves too far within a step."""
+
+    def __init__(self, config: KlBlowUpConfig) -> None:
+        self._limit = config.update_limit
+        self.patience = config.patience
+
+    def look(self, metrics: Mapping[str, float]) -> Finding | None:
+        value = finite(metrics, "policy/approx_kl")
+        if value is None:
+            return None
+        if value <= self._limit:
+            return HEALTHY
+        return Finding(f"`policy/approx_kl` is {value:.3g} nats/token (limit {self._limit:g})")
 
 
 class EntropyCollapse(Rule):
@@ -124,10 +139,11 @@ class GradientExplosion(Rule):
             recent.append(value)
         if usual is None:
             return None
-        if value <= config.minimum or value <= config.factor * usual:
+        measure = max(usual, config.minimum)  # of tiny norms any ordinary one is a large multiple
+        if value <= config.factor * measure:
             return HEALTHY
         numbers = f"`{self._key}` is {value:.3g}, {value / usual:.3g} times its recent median {usual:.3g}"
-        return Finding(numbers, is_urgent=value > config.sudden_factor * usual)
+        return Finding(numbers, is_urgent=value > config.sudden_factor * measure)
 
 
 class NotFinite(Rule):
@@ -141,26 +157,47 @@ class NotFinite(Rule):
     )
 
     def __init__(self, config: NotFiniteConfig) -> None:
-        self._patterns = config.keys
-        self._is_watched: dict[str, bool] = {}
+        self._is_watched = _Matches(config.keys)
+        self._ill: set[str] = set()  # keys that must be seen finite before the run counts as healthy
 
     def look(self, metrics: Mapping[str, float]) -> Finding | None:
-        try:
-            if all(map(math.isfinite, metrics.values())):
-                return HEALTHY
-        except OverflowError:  # a whole number larger than any float
-            pass
-        bad = {key: value for key, value in metrics.items() if _is_not_finite(value) and self._watches(key)}
+        bad: dict[str, float] = {}
+        if not _are_finite(metrics.values()):
+            bad = {key: value for key, value in metrics.items() if _is_not_finite(value) and self._is_watched[key]}
         if not bad:
-            return HEALTHY
+            return self._recovery(metrics)
+        self._ill = self._ill.difference(metrics).union(bad)
         named = ", ".join(f"`{key}` is {value}" for key, value in list(bad.items())[:_MOST_NAMED])
         rest = f", and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
         return Finding(named + rest, subjects=frozenset(bad))
 
-    def _watches(self, key: str) -> bool:
-        if key not in self._is_watched:
-            self._is_watched[key] = any(fnmatchcase(key, pattern) for pattern in self._patterns)
-        return self._is_watched[key]
+    def _recovery(self, metrics: Mapping[str, float]) -> Finding | None:
+        if not self._ill:
+            return HEALTHY if any(map(self._is_watched.__getitem__, metrics)) else None
+        still = self._ill.difference(metrics)
+        if not still:  # the keys stay, as it is those that must stay finite for some records
+            return HEALTHY
+        self._ill = still
+        return None
+
+
+class _Matches(dict[str, bool]):
+    """Key -> whether a pattern fits it; worked out once for each."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        super().__init__()
+        self._patterns = patterns
+
+    def __missing__(self, key: str) -> bool:
+        self[key] = fits = any(fnmatchcase(key, pattern) for pattern in self._patterns)
+        return fits
+
+
+def _are_finite(values: Iterable[float]) -> bool:
+    try:
+        return all(map(math.isfinite, values))
+    except OverflowError:  # a whole number larger than any float
+        return False
 
 
 def _is_not_finite(value: float) -> bool:
