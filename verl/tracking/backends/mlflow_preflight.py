@@ -8,12 +8,12 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from verl.config.environment import variable
 from verl.tracking.backends.mlflow_server import DEFAULT_URI, SQLITE, sqlite_path
 from verl.tracking.logger import Check
-from verl.tracking.reachability import unreachable, without_credentials
+from verl.tracking.reachability import proxy_for, unreachable, without_credentials, without_login
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _SCHEMES = ("http://host:port", f"{SQLITE}file.db", "databricks", *(f"{name}://..." for name in _DATABASES))
@@ -24,7 +24,11 @@ _IS_KEPT = "everything stays in the journal and is delivered later"
 def mlflow_checks() -> list[Check]:
     """The answers, in the order of the diagnosis."""
     uri = variable("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    scheme = urlsplit(uri).scheme.partition("+")[0]
+    try:
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+    except ValueError as error:
+        found = f"MLFLOW_TRACKING_URI is {without_credentials(uri)}, which is no address: {error}"
+        return [Check("server", "error", found, f"Set it to one of these: {', '.join(_SCHEMES)}")]
     if scheme in ("http", "https"):
         return _server_checks(uri)
     if scheme == "sqlite":
@@ -48,7 +52,10 @@ def _server_checks(uri: str) -> list[Check]:
     if reason := unreachable(uri, seconds=_LOOK_SECONDS):
         away = Check("server", "warning", f"{shown} cannot be reached: {reason}", f"Start it; {_IS_KEPT}")
         return [_login_check(uri), away]
-    status = _status_of_a_request(uri)
+    through = proxy_for(uri)
+    if through and through.startswith("socks"):  # urllib does not speak it
+        return [_login_check(uri), Check("server", "ok", f"the proxy to {shown} takes a connection")]
+    status = _status_of_a_request(uri, through)
     if status in (401, 403):
         advice = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
         return [Check("login", "error", f"{shown} refuses the login ({status})", advice)]
@@ -77,12 +84,12 @@ def _login_check(uri: str) -> Check:
     return Check("login", "ok", "none is set, which is right for a server without users")
 
 
-def _status_of_a_request(uri: str) -> int | None:
-    """HTTP status of a light question with the login; nothing without an answer."""
-    address = f"{without_credentials(uri).rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1"
-    request = Request(address, headers=_login_headers(uri))
+def _status_of_a_request(uri: str, through: str | None) -> int | None:
+    """HTTP status of a light question with the login, through a proxy if there is one; nothing without an answer."""
+    address = f"{without_login(uri).rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1"
+    opener = build_opener(ProxyHandler({"http": through, "https": through} if through else {}))
     try:
-        with urlopen(request, timeout=_LOOK_SECONDS) as response:
+        with opener.open(Request(address, headers=_login_headers(uri)), timeout=_LOOK_SECONDS) as response:
             return response.status
     except HTTPError as error:
         error.close()
@@ -108,7 +115,7 @@ def _database_check(uri: str) -> Check:
         return Check(
             "database",
             "error",
-            f"MLFLOW_TRACKING_URI is {uri!r}, which names no file",
+            f"MLFLOW_TRACKING_URI is {without_credentials(uri)!r}, which names no file",
             f"Write {SQLITE}name.db, or {SQLITE}/folder/name.db for an absolute path",
         )
     place = path if path.exists() else next(folder for folder in path.parents if folder.exists())
@@ -124,8 +131,9 @@ def _database_check(uri: str) -> Check:
 
 def _folder_check(uri: str) -> Check:
     advice = f"Set MLFLOW_TRACKING_URI={DEFAULT_URI}"
+    shown = without_credentials(uri)
     if (variable("MLFLOW_ALLOW_FILE_STORE") or "").lower() in ("true", "1"):
-        found = f"MLflow keeps its runs in the folder {uri}, where points may stand twice after an interruption"
+        found = f"MLflow keeps its runs in the folder {shown}, where points may stand twice after an interruption"
         return Check("server", "warning", found, advice)
-    found = f"MLflow does not keep runs in folders such as {uri} any more"
+    found = f"MLflow does not keep runs in folders such as {shown} any more"
     return Check("server", "warning", found, f"{advice}, or MLFLOW_ALLOW_FILE_STORE=true")

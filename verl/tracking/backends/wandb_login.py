@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from verl.config.environment import variable
 from verl.tracking.logger import Check
-from verl.tracking.reachability import proxy_for, unreachable, without_credentials
+from verl.tracking.reachability import proxy_for, unreachable, without_credentials, without_login
 
 DEFAULT_BASE_URL = "https://api.forge.coreweave.com"
 _UPSTREAM = {"api.forge.coreweave.com": "api.wandb.ai"}  # one server by two names: a login for either will do
@@ -22,7 +22,7 @@ class WandbLogin:
     """What the SDK will find.
 
     Attributes:
-        base_url: Server, without a slash at the end.
+        base_url: Server, without a user and password, and without a slash at the end.
         key: Key for it, if there is one. source: Where that was found.
         mode: "online", "offline" or "disabled".
         mode_source: What says so; empty if nothing does, and the default holds.
@@ -36,14 +36,20 @@ class WandbLogin:
     mode_source: str
     entity: str | None
 
+    @property
+    def shown_url(self) -> str:
+        """The server as it may be shown."""
+        return without_credentials(self.base_url)
+
 
 def find_login() -> WandbLogin:
     """Look at the environment, the settings files and the netrc file, in the SDK's order of precedence."""
     settings = _settings_files()
-    base_url = (variable("WANDB_BASE_URL") or settings.get("base_url") or DEFAULT_BASE_URL).rstrip("/")
+    given = (variable("WANDB_BASE_URL") or settings.get("base_url") or DEFAULT_BASE_URL).rstrip("/")
     mode, mode_source = _mode(settings)
-    key, source = _key(base_url, settings)
-    return WandbLogin(base_url, key, source, mode, mode_source, variable("WANDB_ENTITY") or settings.get("entity"))
+    key, source = _key(given, settings)
+    entity = variable("WANDB_ENTITY") or settings.get("entity")
+    return WandbLogin(without_login(given), key, source, mode, mode_source, entity)
 
 
 def check_login(login: WandbLogin, proxy: str | None) -> list[Check]:
@@ -65,24 +71,24 @@ def check_login(login: WandbLogin, proxy: str | None) -> list[Check]:
 
 def _check_key(login: WandbLogin) -> Check:
     if login.key is None:
-        found = f"there is no key for {login.base_url}"
+        found = f"there is no key for {login.shown_url}"
         return Check("login", "error", found, "run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline")
     if login.key != login.key.strip() or any(character.isspace() for character in login.key):
         return Check("login", "error", f"the key from {login.source} has blanks in it", "set it again without them")
-    return Check("login", "ok", f"a key for {login.base_url} from {login.source}")
+    return Check("login", "ok", f"a key for {login.shown_url} from {login.source}")
 
 
 def _check_server(login: WandbLogin, proxy: str | None) -> Check:
-    through = proxy_for(login.base_url, proxy)
+    through = proxy_for(login.base_url, proxy, reads_all_proxy=False)  # what uploads does not
     way = "directly"
     if through:
-        name = "trainer.wandb_proxy" if proxy else f"{urlsplit(login.base_url).scheme.upper()}_PROXY"
+        name = "trainer.wandb_proxy" if proxy else f"{login.base_url.partition(':')[0].upper()}_PROXY"
         way = f"through the proxy {without_credentials(through)} ({name})"
-    reason = unreachable(login.base_url, proxy)
+    reason = unreachable(login.base_url, proxy, reads_all_proxy=False)
     if reason is None:
-        return Check("server", "ok", f"{login.base_url} is reached {way}")
+        return Check("server", "ok", f"{login.shown_url} is reached {way}")
     advice = "the run is kept and delivered when it can be reached; if a proxy is needed, set trainer.wandb_proxy"
-    return Check("server", "warning", f"{login.base_url} is not reached {way}: {reason}", advice)
+    return Check("server", "warning", f"{login.shown_url} is not reached {way}: {reason}", advice)
 
 
 def _mode(settings: dict[str, str]) -> tuple[str, str]:
@@ -100,16 +106,23 @@ def _mode(settings: dict[str, str]) -> tuple[str, str]:
 def _key(base_url: str, settings: dict[str, str]) -> tuple[str | None, str]:
     if key := variable("WANDB_API_KEY"):
         return key, "WANDB_API_KEY"
-    host = urlsplit(base_url).netloc
+    host = _host(without_login(base_url))
     path = _netrc_path()
     try:
         logins = netrc.netrc(path)
     except (OSError, netrc.NetrcParseError):
         return settings.get("api_key"), "the settings file of wandb"
-    for name in (host, _UPSTREAM.get(host, host)):
+    for name in (_host(base_url), host, _UPSTREAM.get(host, host)):  # `wandb login` writes the first
         if (found := logins.authenticators(name)) and found[2]:
             return found[2], str(path)
     return settings.get("api_key"), "the settings file of wandb"
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:  # the look at the server says so
+        return url
 
 
 def _netrc_path() -> Path:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl.config.secrets import mask_text
 from verl.tracking.backends.wandb_login import WandbLogin
 from verl.tracking.reachability import proxy_for
 
@@ -171,28 +172,29 @@ class WandbRemote:
 
     def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
         login = base64.b64encode(f"api:{self._login.key}".encode()).decode()
-        request = urllib.request.Request(
-            f"{self._login.base_url}/graphql",
-            json.dumps({"query": query, "variables": variables}).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Basic {login}", "User-Agent": _AGENT},
-        )
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}", "User-Agent": _AGENT}
+        body = json.dumps({"query": query, "variables": variables}).encode()
         try:
+            request = urllib.request.Request(f"{self._login.base_url}/graphql", body, headers)
             with self._opener.open(request, timeout=REQUEST_SECONDS) as reply:
                 answer = json.loads(reply.read())
         except urllib.error.HTTPError as error:
             error.close()
             reason = _ADVICE.get(error.code, "it has trouble, or too many requests")
-            raise RemoteError(f"W&B at {self._login.base_url} answered {error.code}: {reason}") from None
+            raise RemoteError(f"W&B at {self._login.shown_url} answered {error.code}: {reason}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            raise RemoteError(f"W&B at {self._login.base_url} does not answer: {reason}") from None
+            raise RemoteError(f"W&B at {self._login.shown_url} does not answer: {mask_text(str(reason))}") from None
         if errors := answer.get("errors"):
-            raise RefusedError(f"W&B at {self._login.base_url} refused: {errors[0].get('message')}")
+            raise RefusedError(f"W&B at {self._login.shown_url} refused: {errors[0].get('message')}")
         return answer.get("data") or {}
 
 
 def _proxy(base_url: str, proxy: str | None) -> str | None:
-    host = urlsplit(base_url).hostname or ""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:  # as the first request will say
+        return proxy
     if proxy is None and (host == "localhost" or host.startswith("127.")):
         return None  # as the SDK does
-    return proxy_for(base_url, proxy)
+    return proxy_for(base_url, proxy, reads_all_proxy=False)  # what uploads does not
