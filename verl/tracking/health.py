@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from verl.config.schema import HealthConfig
 from verl.errors import VerlError
@@ -43,16 +44,21 @@ class HealthMonitor:
     Args:
         config: Which rules, their thresholds, and which of them stop the run.
         alert: Takes title, text and level.
+        total_steps: The last step, if known: after it no step can stall.
     """
 
-    def __init__(self, config: HealthConfig, alert: Callable[[str, str, AlertLevel], None]) -> None:
+    def __init__(
+        self, config: HealthConfig, alert: Callable[[str, str, AlertLevel], None], total_steps: int | None = None
+    ) -> None:
         self._config = config
         self._alert = alert
         self._watched: list[_Watched] = []
-        self._ending: str | None = None
+        self._endings: dict[str, str] = {}
         self.reset()
         is_watched = StallWatch.name not in config.rules_off()
-        self._stall_watch = StallWatch(config.stalled_step, self._stalled, self._resumed) if is_watched else None
+        self._stall_watch: StallWatch | None = None
+        if is_watched:
+            self._stall_watch = StallWatch(config.stalled_step, self._stalled, self._resumed, total_steps)
 
     def reset(self) -> None:
         """Begin without a history, as when training goes back to an earlier step."""
@@ -78,14 +84,20 @@ class HealthMonitor:
         if self._stall_watch is not None:
             self._stall_watch.beat(step)
 
+    def pause(self) -> AbstractContextManager[None]:
+        """A block that is no part of a step, such as validation or a checkpoint, and may take any time."""
+        return nullcontext() if self._stall_watch is None else self._stall_watch.pause()
+
     def check(self) -> None:
         """Raise if a rule of `stop_on` has fired; to be called where the run can end in order.
 
         Raises:
-            HealthStopError: One has.
+            HealthStopError: One has; a step that was stalled no longer counts when the last one is done.
         """
-        if self._ending is not None:
-            raise HealthStopError(self._ending)
+        is_complete = self._stall_watch is not None and self._stall_watch.is_at_the_end
+        for name, ending in list(self._endings.items()):
+            if name != StallWatch.name or not is_complete:
+                raise HealthStopError(ending)
 
     def stop(self) -> None:
         """End the thread."""
@@ -94,8 +106,9 @@ class HealthMonitor:
 
     def _tell(self, symptom: Symptom | type[Symptom], found: str) -> None:
         advice = f"{symptom.meaning} {symptom.advice}"
-        if symptom.name in self._config.stop_on and self._ending is None:
-            self._ending = f"The health rule `{symptom.name}` (trainer.health.stop_on) ended the run. {found}. {advice}"
+        if symptom.name in self._config.stop_on:
+            ending = f"The health rule `{symptom.name}` (trainer.health.stop_on) ended the run. {found}. {advice}"
+            self._endings.setdefault(symptom.name, ending)
         self._alert(symptom.title, f"{found}. {advice} (Health rule `{symptom.name}`.)", symptom.level)
 
     def _stalled(self, found: str) -> None:
