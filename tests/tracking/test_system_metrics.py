@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl.journal import JournalReader
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Reduction, Tracking, lookup
 from verl.tracking.catalogue import TIME_DEPENDENT
-from verl.tracking.gpu_samples import find_gpus, parse_smi, read_nvml
+from verl.tracking.gpu_samples import find_gpus, nvml_devices, parse_smi, read_nvml
 from verl.tracking.memory_limit import memory_used_fractions
 from verl.tracking.system_metrics import SystemSampler
 from verl.tracking.system_readings import Rates, Reader, readers
@@ -134,15 +134,15 @@ def test_without_control_groups_there_is_no_limit(tmp_path: Path, text: str | No
 
 
 SMI = """\
-0, 97, 40960, 81920, 61, 350.25
-1, [N/A], 1024, 81920, [N/A], [Not Supported]
-2, 5, [N/A], [N/A], 30, 60.0
+0, 97, 40960, 81920, 61, 350.25, GPU-0a
+1, [N/A], 1024, 81920, [N/A], [Not Supported], GPU-1b
+2, 5, [N/A], [N/A], 30, 60.0, GPU-1c
 No devices were found
 """
 
 
 def test_a_table_of_nvidia_smi() -> None:
-    values = parse_smi(SMI)
+    values = parse_smi(SMI, None)
     assert values["system/gpu_0/utilisation"] == 97
     assert values["system/gpu_0/memory_used"] == values["system/gpu_0/memory_used_max"] == 40960 * 2**20
     assert values["system/gpu_0/memory_used_fraction"] == 0.5
@@ -156,13 +156,77 @@ def test_a_table_of_nvidia_smi() -> None:
     assert all(lookup(key) is not None for key in values)
 
 
-def test_gpus_by_the_program_where_the_library_finds_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def gpus(values: Iterable[str]) -> set[int]:
+    return {int(key.removeprefix("system/gpu_").partition("/")[0]) for key in values}
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {0, 1, 2}),
+        (["0"], {0}),
+        (["2", "1"], {1, 2}),
+        (["GPU-1"], {1, 2}),
+        (["GPU-0a", "2"], {0, 2}),
+        (["GPU-f"], set()),
+        ([""], set()),
+        (["-1"], set()),
+        (["0", "-1", "1"], {0}),
+        (["7"], set()),
+        (["MIG-5f"], {0, 1, 2}),
+    ],
+)
+def test_only_gpus_of_this_process_are_shown_by_their_own_numbers(
+    visible: list[str] | None, expected: set[int]
+) -> None:
+    assert gpus(parse_smi(SMI, visible)) == expected
+    assert set(nvml_devices(Library(), visible)) == expected
+
+
+def program_of_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs of its own")
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\ncase "$1" in --query-gpu=index,*) echo "0, 50, 1024, 2048, 40, 100.5" ;; esac\n')
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    "answer", ["echo 'NVIDIA-SMI has failed: no driver'; exit 9", "echo 'No devices were found'; exit 6", "exit 0"]
+)
+def test_a_program_without_a_driver_is_no_gpu_and_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, sampler: Callable[..., SystemSampler]
+) -> None:
+    program_of_gpus(tmp_path, monkeypatch, answer)
+    assert find_gpus() is None
+    told: list[str] = []
+    made = sampler([("GPUs", find_gpus), ("good", lambda: lambda: {"system/cpu_percent": 1.0})], told.append)
+    until(lambda: made.take(1))
+    assert told == []
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, {0, 1}), ("1", {1}), ("GPU-0a", {0}), (" 1 , 0 ", {0, 1})])
+def test_gpus_are_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: set[int]
+) -> None:
+    rows = "0, 50, 1024, 2048, 40, 100.5, GPU-0a\n1, 50, 1024, 2048, 40, 100.5, GPU-1b"
+    program_of_gpus(tmp_path, monkeypatch, f"cat <<END\n{rows}\nEND")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    read = find_gpus()
+    assert read is not None
+    assert gpus(read()) == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_gpus() is None
+
+
+def test_gpus_by_the_program_where_the_library_finds_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = "0, 50, 1024, 2048, 40, 100.5, GPU-0a"
+    program_of_gpus(tmp_path, monkeypatch, f'case "$1" in --query-gpu=index,*) echo "{row}" ;; esac')
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     read = find_gpus()
     assert read is not None
     assert read()["system/gpu_0/memory_used_fraction"] == 0.5
@@ -171,7 +235,7 @@ def test_gpus_by_the_program_where_the_library_finds_no_driver(tmp_path: Path, m
 
 
 class Library:
-    """Stands for NVIDIA's library, which needs a driver: two devices, the second one tells its memory only."""
+    """Stands for NVIDIA's library, which needs a driver: three devices, the second one tells its memory only."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -189,6 +253,15 @@ class Library:
             raise self.NVMLError_NotSupported
         return value
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, device: int) -> str:
+        return ("GPU-0a", "GPU-1b", "GPU-1c")[device]
+
     def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:
         return self.asked(device, type("Rates", (), {"gpu": 80, "memory": 10}))
 
@@ -203,7 +276,7 @@ class Library:
 
 
 def test_gpus_by_the_library() -> None:
-    values = read_nvml(Library(), [0, 1])
+    values = read_nvml(Library(), {0: 0, 1: 1})
     assert values["system/gpu_0/utilisation"] == 80.0
     assert values["system/gpu_0/power"] == 250.5  # the library gives milliwatts
     assert values["system/gpu_0/temperature"] == 55.0
@@ -214,7 +287,7 @@ def test_gpus_by_the_library() -> None:
 def test_the_real_library_has_what_is_asked_of_it() -> None:
     pynvml = pytest.importorskip("pynvml")
     names = [name for name in dir(Library) if name.startswith(("nvml", "NVML"))]
-    assert len(names) == 8
+    assert len(names) == 11
     assert all(hasattr(pynvml, name) for name in names)
 
 

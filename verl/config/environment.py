@@ -38,6 +38,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("RANK", "Number of this process in the whole run, set by torchrun; 0 if not set."),
     Variable("WORLD_SIZE", "Number of processes of the run, set by torchrun; 1 if not set."),
     Variable("LOCAL_RANK", "Number of this process on its machine, set by torchrun; 0 if not set."),
+    Variable("CUDA_VISIBLE_DEVICES", "GPUs of the process; `system/gpu_<index>/...` are logged for these only."),
     Variable("NO_COLOR", "Any non-empty value turns colours off (no-color.org)."),
     Variable("HF_HUB_CACHE", "Where models from the hub are kept; $HF_HOME/hub if not set."),
     Variable("HF_HOME", "Folder of everything from the hub; ~/.cache/huggingface if not set."),
@@ -157,6 +158,12 @@ def process_rank() -> ProcessRank:
             f" WORLD_SIZE={process.world_size}. Start with torchrun, which sets both, or unset them."
         )
     return process
+
+
+def visible_gpus() -> list[str] | None:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them (indices or UUIDs); nothing = all."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if given is None else [name.strip() for name in given.split(",")]
 
 
 def wants_color() -> bool:
