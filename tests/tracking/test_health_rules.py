@@ -328,10 +328,25 @@ def test_every_rule_judges_alike_whether_a_step_is_one_record_or_many() -> None:
         assert len({rule for _, rule in apart}) == len(build_rules(HealthConfig())) - 3  # two names twice; the reward
 
 
-def test_what_two_rules_of_a_name_find_in_a_record_is_one_alert() -> None:
-    told = alerts_of([(step, {"kl/kl_divergence": 2.0, "policy/approx_kl": 0.5}) for step in range(1, 9)])
-    text = the_alert(told)[2]
-    assert "`kl/kl_divergence` is 2 nats/token (limit 1); `policy/approx_kl` is 0.5 nats/token (limit 0.2)." in text
+def test_a_blow_up_that_two_metrics_show_is_told_once() -> None:
+    update = {"policy/approx_kl": 0.5}
+    both = {"kl/kl_divergence": 2.0, **update}
+    for records in ([both] * 20, [update] * 3 + [both] * 20):
+        assert the_alert(alerts_of(list(enumerate(records, 1))))[0] == 2
+        assert the_alert(alerts_of(one_by_one(records)))[0] == 2
+    told = alerts_of(list(enumerate([update] * 3 + [both] * 250, 1)), repeat_after=100)
+    assert [alert[0] for alert in told] == [2, 102, 202]
+
+
+def test_explosions_of_two_models_are_two_alerts() -> None:
+    usual, large = (
+        {"grad_norm/actor": 1.0, "grad_norm/critic": 1.0},
+        {"grad_norm/actor": 50.0, "grad_norm/critic": 50.0},
+    )
+    told = alerts_of(list(enumerate([usual] * 12 + [large] * 5, 1)))
+    assert [(alert[0], alert[1]) for alert in told] == [(15, "gradient_explosion")] * 2
+    assert "actor" in told[0][2]
+    assert "critic" in told[1][2]
 
 
 def test_a_metric_that_sways_around_its_limit_alerts_ever_more_seldom() -> None:
@@ -462,6 +477,31 @@ def test_a_loop_of_ones_own_can_end_when_a_rule_says_so(run: Callable[..., Track
     assert "`not_finite`" in finish.fields["error"]
     assert issubclass(HealthStopError, VerlError)
     assert HealthStopError.exit_code == 1
+
+
+@pytest.mark.parametrize("by_writer", [False, True])
+def test_a_loop_that_logs_one_metric_per_call_ends_too(
+    run: Callable[..., Tracking], tmp_path: Path, by_writer: bool
+) -> None:
+    done: list[int] = []
+
+    def loop() -> None:
+        health = HealthConfig(stop_on=["kl_blow_up"])
+        with run(health) as tracking:
+            for step in range(1, 10):
+                values = {"my/score": 1.0, "kl/kl_divergence": 0.1 if step < 4 else 3.0, "policy/approx_kl": 0.01}
+                for key, value in values.items():
+                    if by_writer:
+                        tracking.writer.add_scalar(key, value, step)
+                    else:
+                        tracking.log_metrics({key: value}, step)
+                done.append(step)
+                tracking.check_health()
+
+    with pytest.raises(HealthStopError, match=r"`kl_blow_up`.*Step 5: `kl/kl_divergence` is 3 nats"):
+        loop()
+    assert done == [1, 2, 3, 4, 5]
+    assert len(list(JournalReader(tmp_path).records({"alert"}))) == 1
 
 
 # Configuration.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from verl.config import PPOConfig, load_config
 from verl.journal import JournalReader, RunDirectory
+from verl.tracking.health import HealthStopError
 from verl.trainer.launch import main
 from verl.trainer.ppo_trainer import PPOTrainer
 
@@ -64,9 +66,10 @@ def test_training_that_blows_up_alerts_and_goes_on(config: Callable[..., PPOConf
         for record in JournalReader(tmp_path / "run").records({"alert"})
         if "kl_blow_up" in record.fields["text"]
     ]
-    number = re.search(r"Step (\d+): `kl/kl_divergence` is ([\d.e+]+) nats/token", text)
+    number = re.search(r"Step (\d+): `(\w+/\w+)` is ([\d.e+]+) nats/token", text)
     assert number is not None
-    assert f"{metrics(tmp_path / 'run')[int(number[1])]['kl/kl_divergence']:.3g}" == number[2]
+    assert number[2] in ("kl/kl_divergence", "policy/approx_kl")
+    assert f"{metrics(tmp_path / 'run')[int(number[1])][number[2]]:.3g}" == number[3]
 
 
 def test_a_rule_that_is_to_stop_the_run_ends_it_with_a_checkpoint(
@@ -77,7 +80,7 @@ def test_a_rule_that_is_to_stop_the_run_ends_it_with_a_checkpoint(
     assert code == 1
     assert "Traceback" not in error
     assert "health rule `kl_blow_up`" in error
-    assert "nats/token (limit 1)" in error
+    assert re.search(r"`(kl/kl_divergence|policy/approx_kl)` is [\d.e+]+ nats/token \(limit ", error)
     run = RunDirectory.open(tmp_path / "run")
     assert run.status == "failed"
     (step,) = [step for step, rule in alerts(run.path) if rule == "kl_blow_up"]
@@ -97,6 +100,32 @@ def test_a_rule_that_is_to_stop_the_run_ends_it_with_a_checkpoint(
     )
     assert main(resumed) == 0
     assert RunDirectory.open(tmp_path / "run").status == "finished"
+
+
+def nan_at(step: int) -> Callable[[PPOTrainer, dict[str, object]], None]:
+    def log(trainer: PPOTrainer, results: dict[str, object]) -> None:
+        trainer.tracking.log_metrics({"loss": math.nan if results["step"] == step else 0.5}, trainer.global_step)
+
+    return log
+
+
+def test_what_a_rule_finds_in_the_last_step_is_told_but_ends_nothing(
+    config: Callable[..., PPOConfig], tmp_path: Path
+) -> None:
+    trainer = PPOTrainer(config("trainer.total_steps=3", "trainer.health.stop_on=[not_finite]"))
+    trainer.add_hook("on_step_end", nan_at(3))
+    outcome = trainer.train()
+    assert (outcome.status, outcome.step) == ("finished", 3)
+    assert (3, "not_finite") in alerts(tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").status == "finished"
+
+
+def test_what_a_rule_finds_before_the_last_step_ends_the_run(config: Callable[..., PPOConfig], tmp_path: Path) -> None:
+    trainer = PPOTrainer(config("trainer.total_steps=3", "trainer.health.stop_on=[not_finite]"))
+    trainer.add_hook("on_step_end", nan_at(2))
+    with pytest.raises(HealthStopError, match="Step 2: `loss` is nan"):
+        trainer.train()
+    assert RunDirectory.open(tmp_path / "run").status == "failed"
 
 
 def test_a_run_that_does_well_is_left_in_peace(config: Callable[..., PPOConfig], tmp_path: Path) -> None:

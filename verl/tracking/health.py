@@ -62,11 +62,11 @@ class HealthMonitor:
 
     def reset(self) -> None:
         """Begin without a history, as when training goes back to an earlier step."""
-        self._watched = [_Watched(rule, self._config) for rule in build_rules(self._config)]
+        by_name: dict[str, list[_Watched]] = {}
+        self._watched = [_Watched(rule, self._config, by_name) for rule in build_rules(self._config)]
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at a record that was just logged. Costs some microseconds."""
-        found: dict[str, tuple[Rule, list[str]]] = {}
         for watched in self._watched:
             try:
                 finding = watched.judge(step, metrics)
@@ -75,9 +75,7 @@ class HealthMonitor:
                 log.warning("the health rule %s is off after step %d: %s", watched.rule.name, step, error)
                 continue
             if finding is not None:
-                found.setdefault(watched.rule.name, (watched.rule, []))[1].append(finding.numbers)
-        for rule, numbers in found.values():
-            self._tell(rule, f"Step {step}: {'; '.join(numbers)}")
+                self._tell(watched.rule, f"Step {step}: {finding.numbers}")
 
     def begin_step(self, step: int) -> None:
         """Training is at `step`: what is before it has ended."""
@@ -119,10 +117,18 @@ class HealthMonitor:
 
 
 class _Watched:
-    """A rule, and whether people have been told."""
+    """A rule, and whether people have been told.
 
-    def __init__(self, rule: Rule, config: HealthConfig) -> None:
+    Args:
+        rule: The rule.
+        config: When to tell again.
+        by_name: The rules of each name, which this one joins: what one has told another one need not tell.
+    """
+
+    def __init__(self, rule: Rule, config: HealthConfig, by_name: dict[str, list[_Watched]]) -> None:
         self.rule = rule
+        self._namesakes = by_name.setdefault(rule.name, [])
+        self._namesakes.append(self)
         self._repeat_after, self._recover_after = config.repeat_after, config.recover_after
         self._unhealthy = self._healthy = self._times_told = 0
         self._told_at: int | None = None
@@ -150,9 +156,19 @@ class _Watched:
             is_due = abs(step - told_at) >= self._repeat_after and not finding.is_told_once
             if not is_due:
                 return None
-        self._told_at, self._told_of = step, self._told_of | finding.subjects
+        told_by_others = [other.told_at_of(step, finding) for other in self._namesakes if other is not self]
+        known_since = next((told_at for told_at in told_by_others if told_at is not None), None)
+        self._told_at = step if known_since is None else known_since
+        self._told_of |= finding.subjects
         self._times_told += 1
-        return finding
+        return finding if known_since is None else None
+
+    def told_at_of(self, step: int, finding: Finding) -> int | None:
+        """The step at which people were told of the same, if that is not long ago."""
+        told_at = self._told_at
+        if told_at is None or finding.subjects != self._told_of or abs(step - told_at) >= self._repeat_after:
+            return None
+        return told_at
 
 
 def build_rules(config: HealthConfig) -> list[Rule]:

@@ -143,7 +143,8 @@ class GradientExplosion(Rule):
         if value <= config.factor * measure:
             return HEALTHY
         numbers = f"`{self._key}` is {value:.3g}, {value / usual:.3g} times its recent median {usual:.3g}"
-        return Finding(numbers, is_urgent=value > config.sudden_factor * measure)
+        is_urgent = value > config.sudden_factor * measure
+        return Finding(numbers, is_urgent, frozenset([self._key]))
 
 
 class NotFinite(Rule):

@@ -231,7 +231,8 @@ class PPOTrainer:
         while self._done_steps < self.total_steps:
             stop.check()
             self._step(self._done_steps + 1, stop)
-            tracking.check_health()
+            if self._done_steps < self.total_steps:  # a run that is complete is not ended any more
+                tracking.check_health()
         if config.log_embeddings:
             log_embeddings(tracking, parts, step=self.total_steps)
         self._save_checkpoint()
