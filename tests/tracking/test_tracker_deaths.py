@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import SERVICES
-from tracker_runs import assert_complete, is_fed, log, relay_and_feeder, relays, start, until
+from tracker_runs import assert_complete, is_fed, log, relay_and_feeder, relays, start, state_of, until
 
 from verl.journal import RunDirectory
 from verl.testing.services import TrackerService
@@ -63,23 +64,25 @@ def test_a_feeder_that_is_killed(service: TrackerService, tmp_path: Path) -> Non
 @pytest.mark.parametrize("running_service", ["wandb-online", "wandb-offline"], indirect=True)
 @pytest.mark.slow
 def test_a_helper_of_a_package_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
-    def helpers() -> list[psutil.Process]:
-        try:
-            return [child for child in relay_and_feeder(tmp_path)[1].children() if child.name() == "wandb-core"]
-        except psutil.NoSuchProcess:
-            return []
-
     killed: set[int] = set()
+
+    def kill_one() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in relay_and_feeder(tmp_path)[1].children():
+                if child.name() == "wandb-core" and child.pid not in killed:
+                    child.kill()
+                    killed.add(child.pid)
+                    return True
+        return False
+
     with start(service, tmp_path) as tracking:
-        for first in (1, 11, 21):
-            log(tracking, first, first + 9)
-            until(lambda: is_fed(tmp_path) and helpers())
-            for helper in helpers():
-                helper.kill()
-                killed.add(helper.pid)
+        for last in (10, 20, 30):
+            log(tracking, last - 9, last)
+            until(lambda last=last: state_of(tmp_path, service.tracker).delivered >= 2 * last)
+            until(kill_one)
         log(tracking, 31, 40)
     assert_complete(service, tmp_path)
-    assert len(killed) > 1
+    assert len(killed) == 3
 
 
 @all_services

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_a_login_that_ends_in_the_middle_is_mended_by_a_sync_with_the_new_one(
     login = service.change_login(is_new=True)
     log(tracking, 11, STEPS)
     tracking.finish("finished", seconds=5)
-    until(lambda: "401" in state_of(tmp_path, service.tracker).last_error)
+    until(lambda: re.search("401|login", state_of(tmp_path, service.tracker).last_error))
     kill_all(tmp_path)
     for name, value in login.items():
         monkeypatch.setenv(name, value)
