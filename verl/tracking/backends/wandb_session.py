@@ -113,12 +113,12 @@ class WandbSession:
         if hasattr(self._run, "_local_step"):  # names of files have it: they are to be the same at every replay
             self._run._local_step = native_step
         self._run.log(dict(values), step=native_step, commit=True)
-        return [name for value in values.values() if (name := self._file_of(value))]
+        return [name for value in values.values() if (name := self._written(value))]
 
     def upload(self, key: str, value: Any, native_step: int) -> str:
         """Upload only the file of a value whose row the server has already; gives its name."""
         value.bind_to_run(self._run, key, native_step)
-        return self._file_of(value)
+        return self._written(value)
 
     def update_config(self, config: dict[str, Any]) -> None:
         """Change the configuration."""
@@ -184,6 +184,13 @@ class WandbSession:
                 self._wandb.teardown()
         except (Exception, SystemExit) as error:
             log.debug("wandb: teardown: %s", error)
+
+    def _written(self, value: Any) -> str:
+        """Name of the file of a value that was given to the SDK, which needs the value itself no longer."""
+        name = self._file_of(value)
+        if isinstance(value, self._wandb.Table):
+            value.data = []  # the SDK keeps the last hundred tables
+        return name
 
     def _file_of(self, value: Any) -> str:
         if not isinstance(value, self._wandb.Html | self._wandb.Image | self._wandb.Table):
