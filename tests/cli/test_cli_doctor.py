@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from file_tracker import NAME
 
+from verl.cli.doctor import _show
 from verl.cli.main import main
+from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking
 from verl.tracking.choice import QUESTIONS
+from verl.tracking.feed_state import FeedState
+from verl.tracking.logger import Check
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +58,11 @@ def test_without_arguments_all_trackers_are_looked_at(doctor) -> None:
 
 
 def test_one_that_nobody_needs_is_absent_and_no_error(doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl.tracking.preflight.find_spec", lambda name: None)
+    for tracker in BUILTIN.values():
+        monkeypatch.setitem(sys.modules, tracker.package, None)  # as Python marks what cannot be imported
     code, out, _ = doctor()
     assert code == 0
-    assert "  absent   installed  the package 'mlflow' is not installed\n" in out
+    assert "  absent   installed  it needs the package 'mlflow'\n" in out
     assert "-> pip install mlflow\n" in out
 
 
@@ -92,7 +97,75 @@ def test_a_complete_run(doctor, run_directory: Path) -> None:
     assert code == 0
     assert out.startswith("a run: p / e\n  ok       run        finished, step 2 of 2\n")
     questions = [line.split()[1] for line in out.splitlines()[1:] if not line.startswith(NAME)]
-    assert questions == ["run", "journal", "disk", "installed", "login", "complete", "where"]
+    assert questions == ["run", "journal", "disk", "complete", "where"]
+
+
+def test_a_tracker_that_has_everything_needs_no_login_any_more(
+    doctor, run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FILE_TRACKER_LOGIN", "FileLogger")
+    assert doctor(run_directory)[0] == 0
+    (state,) = (run_directory / "relay").glob("*.json")
+    state.write_text(json.dumps({**json.loads(state.read_text()), "status": "feeding"}))
+    code, out, _ = doctor(run_directory)
+    assert code == 1
+    assert "there is no key" in out
+
+
+class ListLogger(RecordingLogger):
+    def flush(self) -> None:
+        if self.fails:
+            raise ConnectionError("away")
+
+    fails = False
+
+
+def test_a_tracker_given_as_an_object_or_a_class_is_no_error_when_it_is_complete(doctor, tmp_path: Path) -> None:
+    with Tracking("p", "e", [ListLogger(), ListLogger], log_dir=str(tmp_path / "run")) as tracking:
+        tracking.log_metrics({"loss": 1.0}, 1)
+    code, out, _ = doctor(tmp_path / "run")
+    assert code == 0, out
+    for name in ("ListLogger", "ListLogger-2"):
+        assert f"\n{name}\n  ok       complete   it has everything" in out
+
+
+def test_one_that_is_not_complete_is_told_who_can_feed_it(
+    doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ListLogger, "fails", True)
+    with Tracking("p", "e", [ListLogger()], log_dir=str(tmp_path / "run"), async_log=False) as tracking:
+        tracking.log_metrics({"loss": 1.0}, 1)
+        tracking.finish("finished", seconds=0.1)
+    code, out, _ = doctor(tmp_path / "run")
+    assert code == 1
+    assert "unknown tracker" not in out
+    assert "given to the run as an object or a class" in out
+    assert "verl sync" not in out
+
+
+def test_a_proxy_whose_password_was_not_kept_is_told(doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_WANDB_PROXY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    config = {"trainer": {"wandb_proxy": "http://me:geheim123@127.0.0.1:7"}}
+    with Tracking("p", "e", [], config, log_dir=str(tmp_path / "run")):
+        pass
+    (tmp_path / "run/relay").mkdir(exist_ok=True)
+    FeedState("wandb").save(tmp_path / "run/relay/wandb.json")
+    for arguments in ([tmp_path / "run"], ["trainer.logger=[wandb]", "trainer.wandb_proxy=http://me:***@127.0.0.1:7"]):
+        _, out, _ = doctor(*arguments)
+        assert "  warning  proxy      trainer.wandb_proxy stands here without its password" in out
+        assert "http://127.0.0.1:9 is not reached directly" in out
+        monkeypatch.setenv("VERL_WANDB_PROXY", "http://127.0.0.1:8")
+        _, out, _ = doctor(*arguments)
+        assert "http://127.0.0.1:9 is not reached through the proxy http://127.0.0.1:8" in out
+        assert "that of VERL_WANDB_PROXY is\n" in out
+        monkeypatch.delenv("VERL_WANDB_PROXY")
+
+
+def test_what_is_found_is_shown_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    _show("x", [Check("server", "error", "http://me:geheim123@host refuses", "open http://host?password=geheim123")])
+    assert "geheim123" not in capsys.readouterr().out
 
 
 def test_an_incomplete_run_is_an_error_with_the_command_that_mends_it(doctor, run_directory: Path) -> None:
@@ -164,6 +237,10 @@ def test_answers_by_a_pipe(doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("elsewhere\nhigh\n", "elsewhere,high", "1\n2\n\n\n\n\n"):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         assert doctor("--choose")[1].startswith("-> MLflow")
+    monkeypatch.setattr("sys.stdin", io.StringIO("china\nhigh\nus\nonline\nteam\nmore\n"))  # as by option
+    code, _, err = doctor("--choose")
+    assert code == 2
+    assert "6 answers were given to 5 questions" in err
 
 
 def test_questions_in_a_terminal_are_asked_until_they_are_answered(doctor, monkeypatch: pytest.MonkeyPatch) -> None:

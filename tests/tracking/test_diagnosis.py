@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import namedtuple
 from itertools import product
 from pathlib import Path
@@ -16,22 +17,24 @@ from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
 from verl.tracking.choice import QUESTIONS, Recommendation, choose, matters, read_answer, read_answers
 from verl.tracking.diagnosis import (
+    ONLY_BY_ITS_PROGRAM,
     Condition,
     Standing,
     all_trackers_of,
     completeness,
-    configured_proxies,
     disk,
     feeder_of,
     hint,
-    proxies_of,
+    is_known_by_name,
+    proxy_checks,
     standing_of,
     trackers_of,
+    trainer_settings_of,
 )
 from verl.tracking.feed_state import FeedState, Skipped, state_path
 from verl.tracking.logger import Check, Omission
 from verl.tracking.run_checkup import checkup
-from verl.tracking.table import BUILTIN
+from verl.tracking.table import BUILTIN, chosen_proxies
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -219,23 +222,57 @@ def test_a_hint_follows_the_words_of_the_error(error: str, part: str) -> None:
     assert bool(part) == bool(hint(error))
 
 
-def test_proxies_come_from_the_environment_else_from_the_run(
+def with_proxy(directory: RunDirectory, proxy: object) -> object:
+    """What the run's configuration is, once it names a proxy for W&B."""
+    with JournalWriter(directory, attempt=1) as writer:
+        writer.append(Kind.CONFIG, None, config={"trainer": {"wandb_proxy": proxy}})
+    return trainer_settings_of(directory)
+
+
+def test_the_proxy_of_the_configuration_comes_before_that_of_the_environment(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable = BUILTIN["wandb"].proxy_variable
     assert variable in {known.name for known in VARIABLES}
     monkeypatch.delenv(variable, raising=False)
-    assert proxies_of(directory) == {}
-    with JournalWriter(directory, attempt=1) as writer:
-        writer.append(Kind.CONFIG, None, config={"trainer": {"wandb_proxy": "http://proxy:1"}})
-    assert proxies_of(directory) == {"wandb": "http://proxy:1"}
+    assert chosen_proxies(trainer_settings_of(directory)) == {}
+    trainer = with_proxy(directory, "http://proxy:1")
+    assert chosen_proxies(trainer) == {"wandb": "http://proxy:1"}
     monkeypatch.setenv(variable, "http://proxy:2")
-    assert proxies_of(directory) == {"wandb": "http://proxy:2"}
-    monkeypatch.delenv(variable)
-    with JournalWriter(directory, attempt=1) as writer:  # its password was masked: of no use
-        writer.append(Kind.CONFIG, None, config={"trainer": {"wandb_proxy": "http://me:***@proxy:1"}})
-    assert proxies_of(directory) == {}
-    assert configured_proxies(None) == configured_proxies({"wandb_proxy": 3}) == {}
+    assert chosen_proxies(trainer) == {"wandb": "http://proxy:1"}
+    for nothing in (None, {}, {"wandb_proxy": 3}, with_proxy(directory, None)):
+        assert chosen_proxies(nothing) == {"wandb": "http://proxy:2"}
+    assert proxy_checks(trainer) == {}
+
+
+def test_a_proxy_without_its_password_is_not_used_and_that_is_said(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VERL_WANDB_PROXY", raising=False)
+    trainer = with_proxy(directory, "http://me:***@proxy:1")
+    assert chosen_proxies(trainer) == {}
+    check = proxy_checks(trainer)["wandb"]
+    assert (check.result, check.advice) == ("warning", "set VERL_WANDB_PROXY")
+    assert "trainer.wandb_proxy stands here without its password" in check.found
+    monkeypatch.setenv("VERL_WANDB_PROXY", "http://proxy:2")
+    assert chosen_proxies(trainer) == {"wandb": "http://proxy:2"}
+    assert proxy_checks(trainer)["wandb"].result == "ok"
+    assert proxy_checks(trainer)["wandb"].found.endswith("; that of VERL_WANDB_PROXY is")
+
+
+def test_a_tracker_that_only_its_program_can_feed_gets_no_command(directory: RunDirectory) -> None:
+    path = state_path(directory, "ListLogger")
+    path.parent.mkdir(exist_ok=True)
+    FeedState("ListLogger", status="retrying", last_error="no").save(path)
+    standing = standing_of(directory, directory.info, "ListLogger")
+    (check,) = completeness(standing, directory.info, "RUN", {})
+    assert (check.result, check.advice) == ("error", ONLY_BY_ITS_PROGRAM)
+    assert [is_known_by_name(name) for name in ("ListLogger", "wandb", "a.b:C")] == [False, True, True]
+
+
+def test_commands_can_be_pasted(directory: RunDirectory) -> None:
+    standing = standing_of(directory, directory.info, "a b:$(C)")
+    assert "verl sync RUN --to 'a b:$(C)'" in told(standing, directory).advice
 
 
 # What is to be said about a run itself.
@@ -342,6 +379,19 @@ def test_every_path_of_the_tree(answers: dict[str, str]) -> None:
         assert commands.index("verl train ... 'trainer.logger=[console]'") < commands.index(
             f"pip install {tracker.package}"
         )
+
+
+def test_every_tracker_that_is_recommended_is_in_the_table() -> None:
+    for answers in ALL:
+        found = choose(answers)
+        named = re.findall(r"--to (\S+)|\[console,(\w+)\]", "\n".join(found.commands))
+        names = {name for names in named for name in names if name}
+        assert names == {found.tracker}
+        assert found.tracker in BUILTIN
+        packages = [command.removeprefix("pip install ") for command in found.commands if command.startswith("pip ")]
+        assert packages == [BUILTIN[found.tracker].package]
+        if found.alternative:
+            assert found.alternative.partition(" ")[0].lower() in BUILTIN
 
 
 def test_the_cost_says_what_the_article_says() -> None:

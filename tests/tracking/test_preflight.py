@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,23 @@ import pytest
 from verl.errors import TrackerError
 from verl.tracking.logger import Check, TrainerLogger
 from verl.tracking.preflight import installed, preflight, preflight_or_raise, sentence
-from verl.tracking.table import BUILTIN
+from verl.tracking.table import BUILTIN, check_tracker
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No login and no settings but those of the test, and a server of W&B that is away."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", "HTTPS_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "settings of nobody"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    yield
+    for name in [name for name in sys.modules if name.startswith("their_")]:
+        del sys.modules[name]
 
 
 class Plain(TrainerLogger):
@@ -42,7 +57,7 @@ class ServerAway(Plain):
 class Raising(Plain):
     @classmethod
     def preflight(cls, proxy: str | None) -> list[Check]:
-        raise KeyError("https://me:geheim123@host")
+        raise KeyError(f"{'x' * 477}https://me:geheim123@host {'x' * 1000}")
 
 
 class Hanging(Plain):
@@ -60,26 +75,33 @@ def named(tracker: type[TrainerLogger]) -> str:
 
 def test_all_that_is_wrong_is_in_one_message_with_what_to_do() -> None:
     with pytest.raises(TrackerError) as raised:
-        preflight_or_raise(["tensorboard", named(NeedsLogin), "wandbb", "no_such_module:Logger"])
+        preflight_or_raise(["tensorboard", "wandb", "wandbb", "no_such_module:Logger"])
     message = str(raised.value)
     assert "3 trackers cannot work as set up; nothing was started" in message
-    assert "there is no key for it: set ITS_KEY" in message
+    assert "  wandb: there is no key for http://127.0.0.1:9: run `wandb login`" in message
     assert "Did you mean 'wandb'?" in message
     assert "no_such_module" in message
     assert "take them out of trainer.logger: trainer.logger=[tensorboard]" in message
 
 
 def test_a_package_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl.tracking.preflight.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as Python marks what cannot be imported
     check = installed("tensorboard")
     assert (check.result, check.advice) == ("error", "pip install tensorboard")
-    with pytest.raises(TrackerError, match=r"tracker 'tensorboard' cannot.*\n.*not installed: pip install tensorboard"):
+    with pytest.raises(TrackerError) as raised:
         preflight_or_raise(["tensorboard"])
+    said = "needs the package 'tensorboard': pip install tensorboard"
+    assert f"the tracker 'tensorboard' cannot work as set up; nothing was started\n  tensorboard: it {said}\n" in str(
+        raised.value
+    )
+    with pytest.raises(TrackerError, match=said):  # the same words
+        check_tracker("tensorboard")
 
 
-def test_a_server_that_is_away_is_a_warning() -> None:
-    (warning,) = preflight_or_raise(["console", named(ServerAway)], {named(ServerAway): "http://proxy:1"})
-    assert "no answer through http://proxy:1: wait." in warning
+def test_a_server_that_is_away_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    (warning,) = preflight_or_raise(["console", "wandb"], {"wandb": "http://127.0.0.1:7"})
+    assert "through the proxy http://127.0.0.1:7 (trainer.wandb_proxy): 127.0.0.1:7 (the proxy): Connection" in warning
     assert "The journal keeps everything" in warning
     assert "`verl sync RUN` completes it later" in warning
 
@@ -90,9 +112,16 @@ def test_a_tracker_without_checks_is_fine() -> None:
 
 
 def test_a_look_that_raises_is_a_warning_without_secrets() -> None:
-    (warning,) = preflight_or_raise([named(Raising)])
-    assert "the look at it failed: KeyError" in warning
-    assert "geheim123" not in warning
+    (look,) = preflight([named(Raising)])
+    (warning,) = look.warnings
+    assert "the look at it failed: KeyError" in warning.found
+    assert "geheim123" not in warning.found
+    assert len(warning.found) < 600
+
+
+def test_what_is_asked_for_is_told_without_secrets() -> None:
+    check = Check("server", "error", "http://me:geheim123@host refuses.", "try http://host?password=geheim123")
+    assert sentence(check) == "http://me:***@host refuses: try http://host?password=***"
 
 
 def test_a_look_that_hangs_is_a_warning_in_time_and_delays_no_other() -> None:
@@ -110,8 +139,51 @@ def test_a_class_that_cannot_be_loaded_is_wrong_before_the_run(tmp_path: Path, m
     for name in ("breaks_at_import:Logger", "verl.testing.trackers:Nothing", "verl.testing.trackers:Call"):
         (look,) = preflight([name])
         assert look.errors, name
-    with pytest.raises(TrackerError, match="no licence"):
-        preflight_or_raise(["breaks_at_import:Logger"])
+    assert "no licence" in preflight(["breaks_at_import:Logger"])[0].errors[0].found
+
+
+def test_before_a_run_nothing_of_the_user_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("their_package", "their_package/inner"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "their_package/inner/logger.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "their_module.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["their_package.inner.logger:Logger", "their_module:Logger"]
+    assert preflight_or_raise(names) == []
+    assert not [name for name in sys.modules if name.startswith("their_")]
+    with pytest.raises(TrackerError, match="their_module:Logger"):
+        preflight_or_raise(["their_module:Logger", "no_such_module:Logger"])
+    assert "imported" in preflight(["their_module:Logger"])[0].errors[0].found  # `verl doctor` does ask them
+
+
+@pytest.mark.parametrize("inside", ["", "raise RuntimeError('imported')\n"])
+def test_a_module_that_is_not_in_its_package_is_missed(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_empty_package").mkdir()
+    (tmp_path / "their_empty_package/__init__.py").write_text(inside)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TrackerError, match=r"there is no module|cannot be looked for"):
+        preflight_or_raise(["their_empty_package.logger:Logger"])
+
+
+def test_a_module_that_only_its_package_can_find_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere/plain").mkdir(parents=True)
+    (tmp_path / "elsewhere/their_logger.py").write_text("")
+    (tmp_path / "elsewhere/plain/their_logger.py").write_text("")
+    (tmp_path / "their_moving_package").mkdir()
+    source = f"__path__.append({str(tmp_path / 'elsewhere')!r})\n"
+    (tmp_path / "their_moving_package/__init__.py").write_text(source)
+    (tmp_path / "their_folder/inner").mkdir(parents=True)
+    (tmp_path / "their_folder/inner/their_logger.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in (
+        "their_moving_package.their_logger",
+        "their_moving_package.plain.their_logger",
+        "their_folder.inner.their_logger",
+    ):
+        assert preflight_or_raise([f"{module}:Logger"]) == []
 
 
 def test_answers_come_in_the_order_of_the_names_and_of_the_diagnosis() -> None:

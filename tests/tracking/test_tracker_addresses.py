@@ -124,7 +124,7 @@ class _Answering(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None: ...
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 def test_mlflow_is_looked_for_through_the_proxy_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from verl.errors import ConfigError
 if TYPE_CHECKING:
     from verl.journal import RunDirectory
     from verl.tracking.choice import Question, Recommendation
+    from verl.tracking.diagnosis import Standing
     from verl.tracking.logger import Check
 
 _NOTHING_LOOKED_AT = "nothing to be looked at beforehand"
@@ -86,18 +87,20 @@ def _diagnose_machine() -> int:
 
 def _diagnose_settings(file: str | None, settings: Sequence[str]) -> int:
     from verl.config.load import load_config
-    from verl.tracking.diagnosis import configured_proxies
+    from verl.tracking.diagnosis import proxy_checks
     from verl.tracking.preflight import preflight
-    from verl.tracking.table import proxies_of_environment
+    from verl.tracking.table import chosen_proxies
 
     config = load_config(file, settings)
     names = config.trainer.logger
     if not names:
         write_output("trainer.logger is empty: the run is only in its journal. Trackers: verl doctor --choose\n")
         return 0
-    found = preflight(names, proxies_of_environment() | configured_proxies(config.trainer.model_dump()))
+    trainer = config.trainer.model_dump()
+    found = preflight(names, chosen_proxies(trainer))
+    unusable = proxy_checks(trainer)
     for look in found:
-        _show(look.tracker, look.checks)
+        _show(look.tracker, [*look.checks, *filter(None, [unusable.get(look.tracker)])])
     interval = config.trainer.log_step_interval
     if interval > 1:
         write_output(
@@ -109,8 +112,7 @@ def _diagnose_settings(file: str | None, settings: Sequence[str]) -> int:
 
 def _diagnose_run(path: Path) -> int:
     from verl.journal import RunDirectory
-    from verl.tracking.diagnosis import all_trackers_of, completeness, proxies_of, standing_of
-    from verl.tracking.preflight import preflight
+    from verl.tracking.diagnosis import all_trackers_of, completeness, standing_of
     from verl.tracking.run_checkup import checkup
 
     directory = RunDirectory.open(path)
@@ -119,14 +121,37 @@ def _diagnose_run(path: Path) -> int:
     _show(_title(directory), of_run)
     has_error = any(check.result == "error" for check in of_run)
     names = all_trackers_of(directory)
-    for look in preflight(names, proxies_of(directory)):
-        standing = standing_of(directory, info, look.tracker)
-        checks = [*look.checks, *completeness(standing, info, _typed(path), info.trackers.get(look.tracker, {}))]
-        _show(look.tracker, checks)
+    standings = [standing_of(directory, info, name) for name in names]
+    looks = _looks(directory, standings)
+    for standing in standings:
+        name = standing.tracker
+        checks = [*looks[name], *completeness(standing, info, _typed(path), info.trackers.get(name, {}))]
+        _show(name, checks)
         has_error |= any(check.result == "error" for check in checks)
     if not names:
         write_output("no trackers but the console; to show the run in one: verl sync RUN --to TRACKER\n")
     return int(has_error)
+
+
+def _looks(directory: RunDirectory, standings: Sequence[Standing]) -> dict[str, list[Check]]:
+    """Whether those trackers can work to which something can be delivered; nobody needs the others here."""
+    from verl.tracking.diagnosis import Condition, is_known_by_name, proxy_checks, trainer_settings_of
+    from verl.tracking.preflight import preflight
+    from verl.tracking.table import chosen_proxies
+
+    lacking = [
+        standing.tracker
+        for standing in standings
+        if standing.condition is not Condition.COMPLETE and is_known_by_name(standing.tracker)
+    ]
+    if not lacking:
+        return {standing.tracker: [] for standing in standings}
+    trainer = trainer_settings_of(directory)
+    unusable = proxy_checks(trainer)
+    found = {look.tracker: list(look.checks) for look in preflight(lacking, chosen_proxies(trainer))}
+    for name in found:
+        found[name] += filter(None, [unusable.get(name)])
+    return {standing.tracker: found.get(standing.tracker, []) for standing in standings}
 
 
 def _title(directory: RunDirectory) -> str:
@@ -148,6 +173,7 @@ def _typed(path: Path) -> str:
 def _show(title: str, checks: Sequence[Check], *, absent: bool = False) -> None:
     """Prints a heading, and a line for each check with what to do below it."""
     from verl.cli.layout import BOLD, DIM, GREEN, RED, YELLOW, painted, width_of, wrapped
+    from verl.config.secrets import mask_text
     from verl.tracking.logger import Check
     from verl.tracking.terminal_text import one_line
 
@@ -157,13 +183,12 @@ def _show(title: str, checks: Sequence[Check], *, absent: bool = False) -> None:
     for check in checks or [Check("", "ok", _NOTHING_LOOKED_AT)]:
         result = "absent" if absent else check.result
         head = f"  {result:<8} {one_line(check.question, 20):<10} "
-        text, *rest = wrapped(head + one_line(check.found.rstrip(". "), 2000), width, " " * len(head))
+        found, advice = mask_text(check.found).rstrip(". "), mask_text(check.advice).rstrip(". ")
+        text, *rest = wrapped(head + one_line(found, 2000), width, " " * len(head))
         lines.append("  " + painted(result, colours[result]) + text[2 + len(result) :])
         lines += rest
-        if check.advice:
-            lines += wrapped(
-                " " * (len(head) - 3) + "-> " + one_line(check.advice.rstrip(". "), 2000), width, " " * len(head)
-            )
+        if advice:
+            lines += wrapped(" " * (len(head) - 3) + "-> " + one_line(advice, 2000), width, " " * len(head))
     write_output("".join(f"{line}\n" for line in lines))
 
 
@@ -178,7 +203,7 @@ def _choose(arguments: argparse.Namespace) -> int:
             asks = matters(question, answers)
             answers[question.name] = _asked(question) if asks else next(iter(question.answers))
     else:
-        answers = read_answers(sys.stdin.read().replace(",", "\n").split("\n")[: len(QUESTIONS)])
+        answers = read_answers(sys.stdin.read().rstrip().replace(",", "\n").split("\n"))
     _show_recommendation(choose(answers))
     return 0
 

@@ -13,11 +13,22 @@ from verl.journal import RunDirectory
 from verl.journal.cursor import Cursor
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import count_after
-from verl.tracking.diagnosis import Condition, Standing, feeder_of, hint, places, proxies_of, standing_of
+from verl.tracking.diagnosis import (
+    ONLY_BY_ITS_PROGRAM,
+    Condition,
+    Standing,
+    feeder_of,
+    hint,
+    is_known_by_name,
+    places,
+    proxy_checks,
+    standing_of,
+    trainer_settings_of,
+)
 from verl.tracking.draining import drain
 from verl.tracking.feed_state import FeedState, state_path
 from verl.tracking.preflight import preflight, sentence
-from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_tracker, tracker_locations
+from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_tracker, chosen_proxies, tracker_locations
 
 _COUNTED_BYTES = 4 * 2**20
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -94,7 +105,8 @@ class Completion:
         self._info = directory.info
         self._refused: dict[str, str] = {}  # tracker -> why it is not fed
         self._anew: list[str] = []
-        self._proxies = proxies_of(directory)
+        self._trainer = trainer_settings_of(directory)
+        self._proxies = chosen_proxies(self._trainer)
         self._total = count_after(directory.journal, Cursor()).lines
 
     @property
@@ -108,7 +120,9 @@ class Completion:
         for name in self._names:
             if reason := self._obstacle(name):
                 self._refused[name] = reason
-        lacking = [name for name in self.feeding if self._is_fresh or not self._standing(name).is_complete]
+        lacking = [name for name in self.feeding if self._is_fresh or not self._has_all(name)]
+        unusable = proxy_checks(self._trainer)
+        notes += [f"{name}: {sentence(unusable[name])}" for name in lacking if name in unusable]
         for found in preflight(lacking, self._proxies):
             if found.errors:
                 self._refused[found.tracker] = "; ".join(map(sentence, found.errors))
@@ -126,7 +140,7 @@ class Completion:
         """
         # `drain` begins all that it is given anew, or none of them.
         for names, is_fresh in ((self._anew, True), ([name for name in self.feeding if name not in self._anew], False)):
-            names = [name for name in names if is_fresh or self._standing(name).condition is not Condition.COMPLETE]
+            names = [name for name in names if is_fresh or not self._has_all(name)]
             if names:
                 self._drain(names, watch, seconds, is_fresh=is_fresh)
 
@@ -175,10 +189,8 @@ class Completion:
 
     def _obstacle(self, name: str) -> str | None:
         """Why nothing can be delivered to a tracker, in words."""
-        if name not in tracker_locations() and ":" not in name:
-            if self._standing(name).is_complete:
-                return None
-            return "it was given to the run as an object or a class, so only the program itself can feed it"
+        if not is_known_by_name(name):
+            return None if self._has_all(name) and not self._is_fresh else ONLY_BY_ITS_PROGRAM
         if feeder := feeder_of(self._directory, name):
             if self._info.status == RUNNING:
                 again = "refused: end the run first" if self._is_fresh else "nothing is to be done here"
@@ -205,13 +217,17 @@ class Completion:
             notes.append(f"{name}: the run is built anew from the journal; what it shows already stays beside it")
         return notes
 
+    def _has_all(self, name: str) -> bool:
+        """Whether there is nothing to deliver."""
+        return self._standing(name).condition is Condition.COMPLETE
+
     def _standing(self, name: str, most_bytes: int | None = None) -> Standing:
         return standing_of(self._directory, self._info, name, most_bytes)
 
     def _outcome(self, name: str) -> Outcome:
         standing = self._standing(name)
         facts = tuple(places(standing.state, self._info.trackers.get(name, {})))
-        if standing.is_complete:
+        if standing.is_complete and not (self._is_fresh and name in self._refused):
             return Outcome(name, True, f"complete ({self._total:,} records, {standing.state.status})", facts)
         if name in self._refused:
             return Outcome(name, False, f"not complete: {self._refused[name]}", facts)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 import orjson
 
-from verl.config.secrets import MASK, mask_text
+from verl.config.secrets import mask_text
 from verl.journal import Cursor, JournalReader, Kind, RunDirectory, RunInfo
 from verl.journal.processes import ProcessIdentity
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import Count, count_after, latest_run_record
 from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, read_states, state_path
 from verl.tracking.logger import Check
-from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, proxies_of_environment
+from verl.tracking.table import IN_TRAINING_PROCESS, masked_proxies, proxies_of_environment, tracker_locations
 
 _LITTLE_SPACE, _NO_SPACE = 2 * 2**30, 200 * 2**20
 _MOST_NAMED = 5
@@ -131,23 +132,44 @@ def _condition(state: FeedState, behind: Count, info: RunInfo) -> Condition:
     return Condition.CURRENT if info.status == RUNNING else Condition.UNFINISHED
 
 
-def configured_proxies(trainer: object) -> dict[str, str]:
-    """Proxies for single trackers that the group `trainer` of a configuration names: `<tracker>_proxy`."""
-    if not isinstance(trainer, dict):
-        return {}
-    given = {name: trainer.get(f"{name}_proxy") for name, tracker in BUILTIN.items() if tracker.proxy_variable}
-    return {name: proxy for name, proxy in given.items() if isinstance(proxy, str) and proxy}
+def trainer_settings_of(directory: RunDirectory) -> object:
+    """The group `trainer` of a run's last configuration, secrets masked; nothing if none is on record.
 
-
-def proxies_of(directory: RunDirectory) -> dict[str, str]:
-    """Proxies for single trackers: those of the environment, else of the run's configuration."""
+    Raises:
+        JournalError: The journal cannot be read.
+    """
     trainer: object = None
     for record in JournalReader(directory).records({Kind.CONFIG}):
         config = record.fields.get("config")
         trainer = config.get("trainer") if isinstance(config, dict) else None
-    # One with a password stands in the journal without it, and is of no use.
-    of_run = {name: proxy for name, proxy in configured_proxies(trainer).items() if MASK not in proxy}
-    return of_run | proxies_of_environment()
+    return trainer
+
+
+def proxy_checks(trainer: object) -> dict[str, Check]:
+    """What is to be said about proxies in a configuration that are of no use, by tracker."""
+    return {name: _proxy_check(name, variable) for name, variable in masked_proxies(trainer).items()}
+
+
+def _proxy_check(name: str, variable: str) -> Check:
+    found = f"trainer.{name}_proxy stands here without its password, and cannot be used"
+    if name in proxies_of_environment():
+        return Check("proxy", "ok", f"{found}; that of {variable} is")
+    return Check("proxy", "warning", f"{found}; no other is given", f"set {variable}")
+
+
+def is_known_by_name(tracker: str) -> bool:
+    """Whether a tracker can be made by its name: not one that a program gave as an object or a class.
+
+    The same is said of one whose package is not installed here.
+    """
+    return ":" in tracker or tracker in tracker_locations()
+
+
+ONLY_BY_ITS_PROGRAM = (
+    "it was given to the run as an object or a class, so only the program itself can feed it; "
+    "or it belongs to a package that is not installed here"
+)
+"""Why a tracker that is not known by its name cannot be completed."""
 
 
 def feeder_of(directory: RunDirectory, tracker: str) -> ProcessIdentity | None:
@@ -169,8 +191,10 @@ def completeness(standing: Standing, info: RunInfo, run: str, ids: Mapping[str, 
         run: How the user names the run, for commands.
         ids: The tracker's own identifiers.
     """
-    checks = [_complete(standing, info.status, f"verl sync {run} --to {standing.tracker}")]
-    checks += _troubles(standing.state, f"verl sync {run} --to {standing.tracker} --fresh")
+    sync = f"verl sync {run} --to {shlex.quote(standing.tracker)}"
+    checks = [_complete(standing, info.status, sync), *_troubles(standing.state, f"{sync} --fresh")]
+    if not is_known_by_name(standing.tracker):  # no command can feed it
+        checks = [replace(check, advice="" if check.result == "ok" else ONLY_BY_ITS_PROGRAM) for check in checks]
     if standing.state.renamed:
         names = [f"{name} -> {spelled}" for name, spelled in standing.state.renamed.items()]
         checks.append(Check("names", "ok", f"{_counted(names, 'name')} spelled otherwise there: {_some(names)}"))

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from types import MappingProxyType
 
 from verl.config.secrets import mask_text
 from verl.errors import TrackerError
 from verl.tracking.logger import Check
-from verl.tracking.table import BUILTIN, check_tracker, load_tracker
+from verl.tracking.table import BUILTIN, check_tracker, load_tracker, missing_package
 
 PREFLIGHT_SECONDS = 3.0
 """Longest time that all trackers together take."""
@@ -50,7 +49,11 @@ class Preflight:
 
 
 def preflight(
-    names: Iterable[str], proxies: Mapping[str, str | None] = _NO_PROXIES, *, seconds: float = PREFLIGHT_SECONDS
+    names: Iterable[str],
+    proxies: Mapping[str, str | None] = _NO_PROXIES,
+    *,
+    seconds: float = PREFLIGHT_SECONDS,
+    imports_own: bool = True,
 ) -> list[Preflight]:
     """Look at trackers side by side.
 
@@ -58,11 +61,13 @@ def preflight(
         names: Trackers, as for `check_tracker`.
         proxies: Tracker -> proxy for it alone.
         seconds: Longest time for all of them; one that takes longer gets a warning.
+        imports_own: Import the modules of trackers that are not this package's own, to ask for their checks; else it is
+            only looked whether they are there.
 
     Returns:
         What was found, in the order of the names.
     """
-    looks = {name: _Look(name, proxies.get(name)) for name in names}
+    looks = {name: _Look(name, proxies.get(name), asks=_has_checks(name, imports_own=imports_own)) for name in names}
     deadline = time.monotonic() + seconds
     return [look.result(deadline, seconds) for look in looks.values()]
 
@@ -70,7 +75,7 @@ def preflight(
 def preflight_or_raise(
     names: Sequence[str], proxies: Mapping[str, str | None] = _NO_PROXIES, *, seconds: float = PREFLIGHT_SECONDS
 ) -> list[str]:
-    """Make sure that trackers can work, before anything is started.
+    """Make sure that trackers can work, before anything is started; imports nothing that is not of this package.
 
     Args:
         names, proxies, seconds: As for `preflight`.
@@ -81,7 +86,7 @@ def preflight_or_raise(
     Raises:
         TrackerError: Trackers are unknown, not installed or without a login: all of them in one message.
     """
-    found = preflight(names, proxies, seconds=seconds)
+    found = preflight(names, proxies, seconds=seconds, imports_own=False)
     wrong = [look for look in found if look.errors]
     if wrong:
         raise TrackerError(_refusal(wrong, [look.tracker for look in found if not look.errors]))
@@ -94,17 +99,18 @@ def preflight_or_raise(
 
 
 def sentence(check: Check) -> str:
-    """What a check found and what to do about it, without the full stop."""
+    """What a check found and what to do about it, without the full stop and without secrets."""
     found = check.found.rstrip(". ")
-    return f"{found}: {check.advice.rstrip('. ')}" if check.advice else found
+    return mask_text(f"{found}: {check.advice.rstrip('. ')}" if check.advice else found)
 
 
 def installed(name: str) -> Check:
     """Whether a tracker exists and its package is there, found without importing either."""
     package = BUILTIN[name].package if name in BUILTIN else None
     try:
-        if package is not None and find_spec(package) is None:
-            return Check(INSTALLED, "error", f"the package {package!r} is not installed", f"pip install {package}")
+        if lack := missing_package(name):
+            what, command = lack
+            return Check(INSTALLED, "error", f"it {what}", command)
         location = check_tracker(name)
     except TrackerError as error:
         return Check(INSTALLED, "error", str(error))
@@ -121,9 +127,10 @@ def installed(name: str) -> Check:
 class _Look:
     """A look at one tracker, in a thread that can be left behind."""
 
-    def __init__(self, name: str, proxy: str | None) -> None:
+    def __init__(self, name: str, proxy: str | None, *, asks: bool) -> None:
         self._name = name
         self._proxy = proxy
+        self._asks = asks
         self._checks: tuple[Check, ...] | None = None
         self._thread = threading.Thread(target=self._work, name=f"verl-preflight-{name}", daemon=True)
         self._thread.start()
@@ -137,16 +144,19 @@ class _Look:
 
     def _work(self) -> None:
         first = installed(self._name)
-        self._checks = (first,) if first.result == "error" else (first, *_own_checks(self._name, self._proxy))
+        asks = self._asks and first.result != "error"
+        self._checks = (first, *_own_checks(self._name, self._proxy)) if asks else (first,)
+
+
+def _has_checks(name: str, *, imports_own: bool) -> bool:
+    return BUILTIN[name].has_preflight if name in BUILTIN else imports_own
 
 
 def _own_checks(name: str, proxy: str | None) -> list[Check]:
     try:
-        if name in BUILTIN and not BUILTIN[name].has_preflight:
-            return []
         tracker = load_tracker(name)
     except TrackerError as error:
-        return [Check("class", "error", mask_text(str(error)))]
+        return [Check("class", "error", str(error))]
     except Exception as error:
         return [Check("class", "error", f"its module cannot be imported: {_in_words(error)}")]
     try:
@@ -161,8 +171,8 @@ def _refusal(wrong: Sequence[Preflight], others: Sequence[str]) -> str:
     lines += [f"  {look.tracker}: {sentence(check)}" for look in wrong for check in look.errors]
     it = "it" if len(wrong) == 1 else "them"
     lines.append(f"To go on without {it}, take {it} out of trainer.logger: trainer.logger=[{','.join(others)}]")
-    return mask_text("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _in_words(error: BaseException) -> str:
-    return mask_text(f"{type(error).__name__}: {error}"[:500])
+    return mask_text(f"{type(error).__name__}: {error}")[:500]

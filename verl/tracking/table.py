@@ -10,12 +10,15 @@ entry-point group `verl.loggers`:
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from verl.config.environment import variable
 from verl.config.nearest import nearest_name
+from verl.config.secrets import MASK
 from verl.errors import TrackerError
 from verl.tracking.logger import SHOWABLE, TrainerLogger
 
@@ -66,8 +69,35 @@ def tracker_locations() -> dict[str, str]:
 
 def proxies_of_environment() -> dict[str, str]:
     """Proxies for single trackers, by their names."""
-    variables = {name: tracker.proxy_variable for name, tracker in BUILTIN.items() if tracker.proxy_variable}
-    return {name: value for name, key in variables.items() if (value := variable(key))}
+    return {name: value for name, key in _proxy_variables().items() if (value := variable(key))}
+
+
+def chosen_proxies(trainer: object) -> dict[str, str]:
+    """Proxies for single trackers, by their names: those of a configuration, else those of the environment.
+
+    Args:
+        trainer: The group `trainer` as a dictionary, in which `<tracker>_proxy` counts; anything else names none. One
+            whose password is masked, as in what is kept of a run, does not count.
+    """
+    given = _proxies_in(trainer)
+    return proxies_of_environment() | {name: proxy for name, proxy in given.items() if MASK not in proxy}
+
+
+def masked_proxies(trainer: object) -> dict[str, str]:
+    """Trackers whose proxy in a configuration is of no use, for its password is masked, with what is used instead."""
+    variables = _proxy_variables()
+    return {name: variables[name] for name, proxy in _proxies_in(trainer).items() if MASK in proxy}
+
+
+def _proxies_in(trainer: object) -> dict[str, str]:
+    if not isinstance(trainer, Mapping):
+        return {}
+    given = {name: trainer.get(f"{name}_proxy") for name in _proxy_variables()}
+    return {name: proxy for name, proxy in given.items() if isinstance(proxy, str) and proxy}
+
+
+def _proxy_variables() -> dict[str, str]:
+    return {name: tracker.proxy_variable for name, tracker in BUILTIN.items() if tracker.proxy_variable}
 
 
 def check_tracker(name: str) -> str:
@@ -86,19 +116,44 @@ def check_tracker(name: str) -> str:
     location = locations.get(name, name)
     if ":" not in location:
         raise _unknown(name, sorted(locations))
-    if name in BUILTIN and not _is_installed(package := BUILTIN[name].package):
-        raise TrackerError(f"tracker {name!r} needs the package {package!r}: pip install {package}")
+    if lack := missing_package(name):
+        raise TrackerError(f"tracker {name!r} {': '.join(lack)}")
     module = location.partition(":")[0]
     if not _is_installed(module):
         raise TrackerError(f"tracker {name!r} is {location}, but there is no module {module!r}: install its package")
     return location
 
 
+def missing_package(name: str) -> tuple[str, str] | None:
+    """That a built-in tracker needs a package, and the command that installs it; nothing if it is there."""
+    package = BUILTIN[name].package if name in BUILTIN else None
+    if package is None or _is_installed(package):
+        return None
+    return f"needs the package {package!r}", f"pip install {package}"
+
+
 def _is_installed(module: str) -> bool:
     try:
-        return find_spec(module) is not None
+        return _lies_there(module) or find_spec(module) is not None  # imports the package that the module is in
     except (ModuleNotFoundError, ValueError):  # ValueError: loaded, but by no means that could tell
         return False
+
+
+def _lies_there(module: str) -> bool:
+    """Whether a module is where its package has its modules, unless the package itself decides on that."""
+    name, *rest = module.split(".")
+    spec = find_spec(name)
+    for part in rest:
+        places = spec.submodule_search_locations if spec else None
+        if places is None:
+            return False
+        name = f"{name}.{part}"
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        try:
+            spec = next(filter(None, (finder.find_spec(name, places) for finder in finders)), None)
+        except KeyError:  # a folder without __init__.py can be looked into only after its package is imported
+            return False
+    return spec is not None
 
 
 def load_tracker(name: str) -> type[TrainerLogger]:
