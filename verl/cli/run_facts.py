@@ -85,7 +85,7 @@ def newest_first(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: (-started(path), path))
 
 
-def read_facts(path: Path, folder: Path) -> RunFacts:
+def facts_of(path: Path, folder: Path) -> RunFacts:
     """The facts of the run at a path; what is wrong with it is said in them."""
     name = path.name if path == folder else str(path.relative_to(folder))
     absolute = str(path.absolute())

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     folder: Path = arguments.folder
     # Imported here, so that --help answers at once.
-    from verl.cli.run_facts import newest_first, read_facts
+    from verl.cli.run_facts import facts_of, newest_first
     from verl.journal.run_listing import find_runs
 
     try:
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         raise JournalError(f"{folder} cannot be read: {error.strerror}.") from None
     shown = paths if arguments.all or arguments.json else paths[:NEWEST]
-    facts = [read_facts(path, folder) for path in shown]
+    facts = [facts_of(path, folder) for path in shown]
     if arguments.json:
         write_output(_json(facts))
     elif not facts:
@@ -67,6 +67,7 @@ def _json(facts: list[RunFacts]) -> str:
 
 
 def _lines(facts: list[RunFacts], num_older: int, folder: Path, *, is_all: bool) -> list[str]:
+    import shlex
     import sys
 
     from verl.cli.layout import Column, cut, height_of, table, width_of, wrapped
@@ -88,7 +89,9 @@ def _lines(facts: list[RunFacts], num_older: int, folder: Path, *, is_all: bool)
     body = table(columns, [_row(run, whole=width is None) for run in facts], width)
 
     def rest(number: int) -> list[str]:
-        return wrapped(f"... and {number:,} older; all of them: verl runs --all {one_line(str(folder))}", width)
+        return wrapped(
+            f"... and {number:,} older; all of them: verl runs --all {one_line(shlex.quote(str(folder)))}", width
+        )
 
     # The newest must not scroll away; the lines below the list and the prompt need room, too.
     room = None if height is None else height - 1 - len(rest(num_older + len(facts)))

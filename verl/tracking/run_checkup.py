@@ -37,7 +37,7 @@ class JournalFacts:
     ends: dict[int, str | None] = field(default_factory=dict)
 
 
-def read_facts(directory: RunDirectory) -> JournalFacts:
+def read_journal(directory: RunDirectory) -> JournalFacts:
     """Read a journal from beginning to end.
 
     Raises:
@@ -63,7 +63,7 @@ def read_facts(directory: RunDirectory) -> JournalFacts:
 def checkup(directory: RunDirectory, info: RunInfo) -> list[Check]:
     """What is to be said about a run, whatever its trackers."""
     try:
-        facts = read_facts(directory)
+        facts = read_journal(directory)
     except JournalError as error:
         return [Check("journal", "error", str(error)), disk(directory.path)]
     return [_ending(info, facts), *_journal(facts), *_steps(facts), disk(directory.path)]
