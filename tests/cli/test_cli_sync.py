@@ -235,6 +235,43 @@ def test_all_runs_of_a_folder_and_a_damaged_one_among_them(sync, tmp_path: Path)
     assert err.startswith("verl: error: ")
 
 
+def test_a_run_whose_journal_cannot_be_read_keeps_no_other_from_going_on(sync, tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        missed_run(tmp_path / name, [NAME])
+    replace_by_a_folder(tmp_path / "b/journal/events-rank0.jsonl")  # stops `Completion`
+    make_run(tmp_path / "c", [NAME])
+    (state,) = (tmp_path / "c/relay").glob("*.json")
+    replace_by_a_folder(state)  # cannot be put aside for --fresh
+    code, out, err = sync(tmp_path)
+    assert code == 1
+    assert out.count(": complete") == 2, out
+    assert str(tmp_path / "b") in err
+    code, out, err = sync(tmp_path, "--fresh")
+    assert code == 1
+    assert out.count(": complete") == 2, out + err
+    assert steps(shown(tmp_path / "d", "-2")) == [1, 2, 3, 4, 5]
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def test_a_proxy_whose_password_was_not_kept_is_told(sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_WANDB_PROXY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = missed_run(tmp_path / "run", ["wandb"])
+    with JournalWriter(RunDirectory.open(run), attempt=1) as writer:
+        writer.append(Kind.CONFIG, None, config={"trainer": {"wandb_proxy": "http://me:***@127.0.0.1:7"}})
+    code, _, err = sync(run)
+    assert code == 1
+    assert (
+        "wandb: trainer.wandb_proxy stands here without its password, and cannot be used; no other is given: set" in err
+    )
+
+
 def test_a_damaged_state_is_told_and_can_be_left_behind(sync, tmp_path: Path) -> None:
     run = make_run(tmp_path, [NAME])
     (state,) = (run / "relay").glob("*.json")
@@ -274,6 +311,9 @@ def test_a_tracker_given_as_an_object_can_only_be_fed_by_its_program(sync, tmp_p
     code, out, _ = sync(tmp_path / "b")
     assert code == 1
     assert "Refusing: not complete: it was given to the run as an object or a class" in out
+    code, out, _ = sync(complete, "--fresh")
+    assert code == 1
+    assert "RecordingLogger: not complete: it was given to the run as an object or a class" in out
 
 
 def test_output_to_a_pipe_is_plain(tmp_path: Path) -> None:

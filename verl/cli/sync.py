@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl.config.command_line import INTERRUPTED, Parser, write_output
-from verl.errors import ConfigError, JournalError
+from verl.config.secrets import mask_text
+from verl.errors import ConfigError, JournalError, VerlError
 
 if TYPE_CHECKING:
     from verl.journal import RunDirectory
@@ -36,11 +38,11 @@ def run(argv: list[str]) -> int:
     check_names(arguments.to)
     paths = [path for given in arguments.runs for path in _runs_at(given)]
     try:
-        complete = [_sync(path, arguments, is_one_of_many=len(paths) > 1) for path in dict.fromkeys(paths)]
+        complete = _sync_all(list(dict.fromkeys(paths)), arguments)
     except KeyboardInterrupt:
         sys.stderr.write("verl: interrupted; what was delivered stays, and the same command goes on from there\n")
         return INTERRUPTED
-    return 0 if all(complete) else 1
+    return 0 if complete else 1
 
 
 def _parser() -> Parser:
@@ -85,25 +87,33 @@ def _runs_at(given: Path) -> list[Path]:
     return found
 
 
-def _sync(path: Path, arguments: argparse.Namespace, *, is_one_of_many: bool) -> bool:
-    """Brings one run to its trackers; whether all of them have everything."""
+def _sync_all(paths: Sequence[Path], arguments: argparse.Namespace) -> bool:
+    """Brings each run to its trackers; whether all of them have everything."""
     from verl.cli.layout import BOLD, painted
+    from verl.tracking.terminal_text import one_line
+
+    if len(paths) == 1:
+        return _sync(paths[0], arguments)
+    is_complete = True
+    for path in paths:
+        write_output(painted(one_line(str(path), 1000), BOLD) + "\n")
+        try:
+            is_complete &= _sync(path, arguments)
+        except (VerlError, OSError) as error:  # the next one may be whole
+            _say(mask_text(str(error)))
+            is_complete = False
+    return is_complete
+
+
+def _sync(path: Path, arguments: argparse.Namespace) -> bool:
+    """Brings one run to its trackers; whether all of them have everything."""
     from verl.cli.sync_progress import shown_progress
     from verl.journal import RunDirectory
     from verl.tracking.completion import Completion
     from verl.tracking.diagnosis import trackers_of
-    from verl.tracking.terminal_text import one_line
 
-    try:
-        directory = RunDirectory.open(path)
-        names = list(dict.fromkeys(arguments.to)) or trackers_of(directory)
-    except JournalError as error:
-        if not is_one_of_many:
-            raise
-        _say(str(error))
-        return False
-    if is_one_of_many:
-        write_output(painted(one_line(str(path), 1000), BOLD) + "\n")
+    directory = RunDirectory.open(path)
+    names = list(dict.fromkeys(arguments.to)) or trackers_of(directory)
     if not names:
         write_output("  this run has no trackers but the console; name one: verl sync RUN --to TRACKER\n")
         return True
