@@ -175,6 +175,7 @@ def sync(directory: RunDirectory, trackers: list[str], total: int, *, is_fresh: 
         while process.poll() is None:
             watch.look(seen)
             time.sleep(SAMPLE_SECONDS)
+        watch.look(seen)  # for who had it last
         seconds = time.monotonic() - start
         if process.returncode:
             output.seek(0)
