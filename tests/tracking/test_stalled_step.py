@@ -287,6 +287,34 @@ def test_the_alert_is_in_the_journal_while_the_loop_stands_still(tmp_path: Path)
     assert logger.points("loss") == [(step, 1.0) for step in range(1, 7)]
 
 
+def test_what_follows_the_last_step_does_not_fail_the_run(tmp_path: Path) -> None:
+    health = HealthConfig(stalled_step=QUICK, stop_on=["stalled_step"])
+    with Tracking("p", "e", [], log_dir=str(tmp_path), health=health, total_steps=6, async_log=False) as tracking:
+        for step in range(1, 7):
+            tracking.progress(step)
+            tracking.log_metrics({"loss": 1.0}, step)
+        time.sleep(0.3)
+        tracking.check_health()
+    assert list(JournalReader(tmp_path).records({"alert"})) == []
+
+
+def test_a_loop_may_validate_as_long_as_it_likes(tmp_path: Path) -> None:
+    health = HealthConfig(stalled_step=QUICK, stop_on=["stalled_step"])
+    with Tracking("p", "e", [], log_dir=str(tmp_path), health=health, total_steps=9, async_log=False) as tracking:
+        for step in range(1, 7):
+            tracking.log_metrics({"loss": 1.0}, step)
+        with tracking.unwatched():
+            time.sleep(0.3)
+        tracking.check_health()
+    assert list(JournalReader(tmp_path).records({"alert"})) == []
+
+
+def test_without_health_and_on_other_ranks_a_block_is_just_done(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        with Tracking("p", "e", [], log_dir=str(tmp_path), rank=rank) as tracking, tracking.unwatched():
+            tracking.log_metrics({"loss": 1.0}, 1)
+
+
 PROGRAM = """
 import time
 from verl.config.schema import StalledStepConfig

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +128,29 @@ def test_what_a_rule_finds_before_the_last_step_ends_the_run(config: Callable[..
     with pytest.raises(HealthStopError, match="Step 2: `loss` is nan"):
         trainer.train()
     assert RunDirectory.open(tmp_path / "run").status == "failed"
+
+
+@pytest.mark.slow
+def test_validation_and_checkpoints_that_take_long_are_no_stall(
+    config: Callable[..., PPOConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["trainer.total_steps=6", "trainer.test_freq=5", "trainer.save_freq=5"]
+    stall = ["trainer.health.stalled_step.minimum_seconds=1.5", "trainer.health.stop_on=[stalled_step]"]
+    trainer = PPOTrainer(config(*settings, *stall))
+
+    def slow(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*values: Any) -> Any:
+            if trainer.global_step == 5:
+                time.sleep(6.0)
+            return function(*values)
+
+        return call
+
+    monkeypatch.setattr(trainer, "validate", slow(trainer.validate))
+    monkeypatch.setattr(trainer._checkpoints, "save", slow(trainer._checkpoints.save))
+    trainer.add_hook("on_train_end", lambda trainer, results: time.sleep(3.0))
+    assert trainer.train().status == "finished"
+    assert "stalled_step" not in {rule for _, rule in alerts(tmp_path / "run")}
 
 
 def test_a_run_that_does_well_is_left_in_peace(config: Callable[..., PPOConfig], tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ class EntropyCollapseConfig(HealthRuleConfig):
 class GradientExplosionConfig(HealthRuleConfig):
     factor: float = Field(default=10.0, gt=1, description="Largest healthy gradient norm as a multiple of its recent median.")
     sudden_factor: float = Field(default=100.0, gt=1, description="Multiple of the recent median that is an alert at once, without patience.")
-    minimum: float = Field(default=1.0, ge=0, description="Gradient norms up to this are healthy in any case.")
+    minimum: float = Field(default=1.0, ge=0, description="Gradient norms up to this are healthy in any case; a smaller recent median counts as this.")
     patience: int = Field(default=3, ge=1, description="Records in a row above `factor` before the alert.")
 
 
@@ -275,7 +275,7 @@ class NotFiniteConfig(HealthRuleConfig):
 
 class RewardFlatConfig(HealthRuleConfig):
     window: int = Field(default=30, ge=2, description="Records within which the mean reward must move.")
-    tolerance: float = Field(default=1e-3, ge=0, description="Movement that counts as none, as a fraction of the mean reward.")
+    tolerance: float = Field(default=1e-3, ge=0, description="Movement that counts as none, as a fraction of the spread (between the quartiles) of the first `window` records.")
     no_progress_after: int | None = Field(default=200, ge=40, description="Records after which the mean reward of the last quarter of so many must be above that of the first quarter; nothing = it need not.")
 
 

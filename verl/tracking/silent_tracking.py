@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,9 @@ class SilentTracking(Tracking):
 
     def check_health(self) -> None:
         pass
+
+    def unwatched(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def flush(self) -> None:
         pass

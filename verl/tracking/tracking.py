@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Thread
@@ -147,7 +148,7 @@ class Tracking(Recorder):
             if system_metrics_interval:
                 self._sampler = SystemSampler(self.home, system_metrics_interval, self._warn)
             if health is not None and health.enabled:
-                self._health = HealthMonitor(health, self.alert)
+                self._health = HealthMonitor(health, self.alert, total_steps)
         except BaseException:
             directory.finish_attempt("failed", attempt)
             raise
@@ -294,6 +295,14 @@ class Tracking(Recorder):
         """
         if self._health is not None:
             self._health.check()
+
+    def unwatched(self) -> AbstractContextManager[None]:
+        """A block that is no part of a step, such as validation or a checkpoint: it may take any time.
+
+        with tracking.unwatched():
+            scores = validate()
+        """
+        return nullcontext() if self._health is None else self._health.pause()
 
     def _tell(self, message: RankMessage) -> None:
         if message.title:

@@ -316,7 +316,7 @@ class PPOTrainer:
         is_last = step == self.total_steps
         record: dict[str, float] = {}
         if self.parts.val_prompts is not None and (is_last or _is_due(step, config.test_freq)):
-            with timer.phase("validation"):
+            with timer.phase("validation"), self.tracking.unwatched():
                 record = self.validate()
         seconds = timer.finish()
         self._timer = timer = PhaseTimer()  # the record is made here, so what follows counts to the next step
@@ -388,7 +388,8 @@ class PPOTrainer:
             save_models(folder, parts.policy, parts.critic, parts.tokenizer)
             self._state.save(folder, self._step_end)
 
-        path = self._checkpoints.save(step, metric, write)
+        with self.tracking.unwatched():
+            path = self._checkpoints.save(step, metric, write)
         self._hooks.run("on_checkpoint_saved", self, {"path": path, "step": step})
 
     def _note_skipped(self, model: str, grad_norms: Sequence[float]) -> None:
