@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import pytest
 
 from verl.cli.main import main
 from verl.testing.wandb_server import WandbServer
-from verl.tracking import Tracking
+from verl.tracking import TrackedRun, Tracking
 from verl.tracking.backends.mlflow_logger import MlflowLogger
 from verl.tracking.backends.mlflow_server import MlflowServer
 from verl.tracking.backends.wandb_logger import WandbLogger
@@ -114,6 +115,14 @@ def test_the_doctor_shows_no_secret(
 
 def test_where_mlflow_is_goes_to_no_file_with_a_secret() -> None:
     assert MlflowServer("http://bob:geheim123@h:1/x?password=geheim123&a=1").shown == "http://h:1/x?a=1"
+
+
+def test_the_command_that_shows_mlflow_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/my $(runs).db")
+    logger = MlflowLogger()
+    logger.open(TrackedRun("r1", "p", "e", tmp_path))
+    assert shlex.split(logger.where())[-1] == f"sqlite:///{tmp_path}/my $(runs).db"
+    logger.finish("finished")
 
 
 class _Answering(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -472,7 +473,7 @@ def test_the_diagnosis_knows_a_folder_that_cannot_be_written(monkeypatch: pytest
 
 def test_it_says_where_to_look(driver: Driver, service: TrackioService) -> None:
     folder = service.start()["TRACKIO_DIR"]
-    assert driver.logger.where() == f'TRACKIO_DIR={folder} trackio show --project "{driver.project}"'
+    assert driver.logger.where() == f"TRACKIO_DIR={folder} trackio show --project {shlex.quote(driver.project)}"
     assert driver.logger.ids() == {"run_id": driver.run_id, "project": driver.project, "run_name": "e"}
 
 

@@ -8,6 +8,7 @@ What MLflow cannot do is forget points, so a run that goes back becomes a new ML
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -201,7 +202,7 @@ class MlflowLogger(TrainerLogger):
     def where(self) -> str:
         if self._is_http:
             return f"{self._server.shown.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self._remote_id}"
-        return f"mlflow ui --backend-store-uri {self._server.shown}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(self._server.shown)}"
 
     def finish(self, status: RunStatus) -> None:
         self.flush()

@@ -171,7 +171,7 @@ class TrackioLogger(TrainerLogger):
     def where(self) -> str:
         folder = variable("TRACKIO_DIR")
         setting = "" if folder is None else f"TRACKIO_DIR={shlex.quote(folder)} "
-        return f'{setting}trackio show --project "{self._store.project}"'
+        return f"{setting}trackio show --project {shlex.quote(self._store.project)}"
 
     def finish(self, status: RunStatus) -> None:
         self._status, self._is_config_new = status, True
