@@ -1,5 +1,5 @@
 # The two commands that a newcomer needs:  make train   and   make test
-# Everything is installed into .venv, from constraints.txt, by the first of them.
+# What they need is installed into .venv, from constraints.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .PHONY: train test test-slow check fix bench docs setup clean
 
-train: setup  ## Train the stock-analysis example: data, tiny model, then config/experiment.yaml
+train: .venv/.train  ## Train the stock-analysis example: data, tiny model, then config/experiment.yaml
 	$(BIN)/python examples/stock_analysis/prepare.py
 	$(BIN)/verl train --config config/experiment.yaml
 
@@ -32,8 +32,14 @@ bench: setup  ## Speed, as ratios to a naive baseline of the same run
 
 setup: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt requirements.txt
+# What the example needs: no tracker but its own.
+.venv/.train: pyproject.toml constraints.txt requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[examples]"
+	touch $@
+
+# What the tests need: all of them.
+.venv/.installed: .venv/.train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,examples]"
 	touch $@
 

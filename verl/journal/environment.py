@@ -113,7 +113,10 @@ def capture_environment(
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="verl-environment") as pool:
 
         def begin(what: str, call: Callable[[], Result], otherwise: Result) -> Callable[[], Result]:
-            return pool.submit(_guarded, problems, what, call, otherwise).result
+            try:
+                return pool.submit(_guarded, problems, what, call, otherwise).result
+            except RuntimeError:  # the program is ending already; this thread is still waited for
+                return lambda: _guarded(problems, what, call, otherwise)
 
         repositories = begin("code", lambda: _repositories(folder), [])
         gpus = begin("graphics processors", read_gpus, ())

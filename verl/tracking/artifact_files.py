@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+from verl.config.secrets import mask_text
+
 FOLDER = "artifacts"
 
 
@@ -23,7 +25,7 @@ def new_artifact_path(run_directory: Path, kind: str, name: str, ending: str) ->
     """
     folder = run_directory / FOLDER / kind
     folder.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:100] or "unnamed"
+    stem = re.sub(r"[^\w.-]", "_", mask_text(name)).lstrip(".")[:100] or "unnamed"
     path, number = folder / f"{stem}{ending}", 1
     while path.exists():
         number += 1
@@ -36,10 +38,13 @@ def inside(run_directory: Path, path: Path) -> str:
 
     Raises:
         OSError: It does not exist, or cannot be copied.
+        ValueError: It is a folder with the run directory in it.
     """
     absolute, home = path.resolve(strict=True), run_directory.resolve()
     if absolute.is_relative_to(home):
         return absolute.relative_to(home).as_posix()
+    if home.is_relative_to(absolute):
+        raise ValueError(f"{path} has the run directory in it, and would be copied into itself; give a folder in it")
     target = new_artifact_path(run_directory, "files", absolute.stem, absolute.suffix)
     if absolute.is_dir():
         shutil.copytree(absolute, target)

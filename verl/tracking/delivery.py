@@ -49,6 +49,11 @@ def is_for_trackers(record: Record) -> bool:
     return record.kind in _HANDLERS
 
 
+def is_shown_at_a_step(record: Record) -> bool:
+    """Whether trackers show it at a training step, so that a rewind can supersede what they show."""
+    return record.kind in _AT_A_STEP and record.step is not None
+
+
 def deliver_end(status: RunStatus, error: str | None, logger: TrainerLogger) -> None:
     """Tell a tracker how the run ended: what went wrong, if anything did, then the status."""
     if error:
@@ -94,6 +99,9 @@ def _table(record: Record, logger: TrainerLogger, _: Path) -> None:
 def _artifact(record: Record, logger: TrainerLogger, directory: Path) -> None:
     fields = record.fields
     path, metadata = directory / fields["path"], fields["metadata"]
+    if not path.resolve().is_relative_to(directory.resolve()):  # a journal from elsewhere must not send files of here
+        logger.leave_out(fields["name"], record.step, "its path leads out of the run directory")
+        return
     if fields["type"] == EMBEDDING_TYPE:
         logger.log_embedding(_read_embedding(fields["name"], path, metadata, directory), _step(record))
     else:
@@ -124,6 +132,8 @@ def _note(record: Record, logger: TrainerLogger, _: Path) -> None:
 def _rewind(record: Record, logger: TrainerLogger, _: Path) -> None:
     logger.purge(record.fields["to"])
 
+
+_AT_A_STEP = (Kind.METRICS, Kind.HISTOGRAM, Kind.TEXT, Kind.TABLE, Kind.ARTIFACT)
 
 _HANDLERS: dict[str, Callable[[Record, TrainerLogger, Path], None]] = {
     Kind.CONFIG: _config,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from verl.config.secrets import mask
 from verl.tracking.png_image import as_image, encode_png
 from verl.tracking.values import as_array
 
@@ -46,7 +47,7 @@ def embedding_parts(vectors: Any, labels: Sequence[Any] | None, header: Sequence
     points = as_array(vectors)
     if points.ndim != 2 or not points.size:
         raise ValueError(f"vectors of shape {points.shape}; expected (points, dimensions)")
-    rows = None if labels is None else [_cells(label) for label in labels]
+    rows = None if labels is None else mask([_cells(label) for label in labels])
     if rows is not None and len(rows) != len(points):
         raise ValueError(f"{len(rows)} labels for {len(points)} points")
     columns = max(1, len(header))

@@ -22,7 +22,7 @@ from verl.journal import Cursor, Record, RunDirectory
 from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
 from verl.journal.records import stream_of
-from verl.tracking.delivery import is_for_trackers
+from verl.tracking.delivery import is_for_trackers, is_shown_at_a_step
 from verl.tracking.feed_journal import FeedJournal
 from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
 from verl.tracking.logger import (
@@ -307,7 +307,7 @@ class Feed:
 
     def _expect(self, records: Iterable[Record]) -> None:
         """Store how far the tracker may come before it is given anything: what a rewind must take back, if it dies."""
-        steps = [record.step for record in records if record.step is not None and is_for_trackers(record)]
+        steps = [record.step for record in records if record.step is not None and is_shown_at_a_step(record)]
         highest = max(steps, default=None)
         if highest is not None and (self.state.last_step is None or highest > self.state.last_step):
             self.state.last_step = highest

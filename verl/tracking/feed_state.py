@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -124,7 +125,10 @@ class FeedState:
             OSError: The disk is full or the folder cannot be written.
         """
         raw = {"v": _VERSION, **asdict(self), "cursor": orjson.loads(self.cursor.to_json())}
-        content = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str)
+        try:
+            content = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str)
+        except TypeError:  # a file name or text that is no UTF-8
+            content = json.dumps(raw, indent=2, default=str).encode()
         if is_durable:
             replace_file(path, content)
             return
@@ -144,7 +148,7 @@ class FeedState:
         except FileNotFoundError:
             return cls(tracker)
         try:
-            raw = orjson.loads(content)
+            raw = json.loads(content)
             cursor = Cursor.from_json(orjson.dumps(raw.pop("cursor")))
             skipped = [Skipped(**item) for item in raw.pop("skipped", [])]
             omissions = {name: Omission(**item) for name, item in raw.pop("omissions", {}).items()}

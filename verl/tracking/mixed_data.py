@@ -6,6 +6,7 @@ sort_data({"loss": 0.3, "eval": {"acc": 0.5}, "sample": "2+2=4", "lengths": [3, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from verl.tracking.values import as_array
+
+log = logging.getLogger("verl.tracking")
 
 MAX_DEPTH = 20
 """Levels of nested dictionaries that are flattened; deeper ones are not logged."""
@@ -41,19 +44,20 @@ def sort_data(data: Mapping[Any, Any]) -> SortedData:
     Never raises: what is nothing that can be logged stays among the numbers, where it is refused by name.
     """
     found = SortedData()
-    _sort_into(found, data, "", 0)
+    _sort_into(found, data, "", ())
     return found
 
 
-def _sort_into(found: SortedData, data: Mapping[Any, Any], prefix: str, depth: int) -> None:
+def _sort_into(found: SortedData, data: Mapping[Any, Any], prefix: str, above: tuple[int, ...]) -> None:
+    above = (*above, id(data))
     for name, value in data.items():
         key = f"{prefix}{name}" if prefix else name
         if isinstance(value, float | int):
             found.numbers[key] = value
         elif isinstance(value, str):
             found.texts[key] = value
-        elif isinstance(value, Mapping) and depth < MAX_DEPTH:
-            _sort_into(found, value, f"{key}/", depth + 1)
+        elif isinstance(value, Mapping) and len(above) <= MAX_DEPTH and id(value) not in above:
+            _sort_into(found, value, f"{key}/", above)
         elif (image := _pillow_image(value)) is not None:
             found.images[key] = image
         elif (array := _numbers(value)) is not None:
@@ -72,7 +76,8 @@ def _numbers(value: Any) -> np.ndarray | None:
         return None
     try:
         return as_array(value)
-    except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError):  # refused by name later
+    except Exception as error:  # whatever a value does when it is looked at, it is refused by name later
+        log.debug("not taken as numbers: %s", type(error).__name__)
         return None
 
 

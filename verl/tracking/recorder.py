@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from verl.config.secret_names import is_secret_name
+from verl.config.secrets import mask
+from verl.errors import JournalError
 from verl.journal import Kind
 from verl.journal.records import LARGEST_STEP
 from verl.tracking.artifact_files import inside, new_artifact_path
@@ -19,7 +25,34 @@ from verl.tracking.logger import Histogram
 from verl.tracking.png_image import as_image, encode_png
 from verl.tracking.values import as_float
 
+log = logging.getLogger("verl.tracking")
+
 _EXACT_NUMBERS = frozenset({float, int})
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def never_raising(method: Method) -> Method:
+    """A method of a recorder for whatever a user gives it: what goes wrong is a warning, told once per method.
+
+    Only a `JournalError` (the run directory cannot be written) is raised.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except JournalError:
+            raise
+        except Exception as error:
+            log.debug("%s", method.__name__, exc_info=error)
+            self.warn_once(
+                f"{method.__name__} {type(error).__name__}", f"{method.__name__}: not logged: {_in_words(error)}"
+            )
+            return None
+
+    return cast(Method, guarded)
 
 
 class Recorder(ABC):
@@ -49,6 +82,7 @@ class Recorder(ABC):
     def flush(self) -> None:
         """Let trackers look at the journal now instead of in a moment; does not wait for them."""
 
+    @never_raising
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Log the scalars of one step.
 
@@ -60,6 +94,7 @@ class Recorder(ABC):
         self.step = step = self._step_of(step)
         self.log_scalars(metrics, step)
 
+    @never_raising
     def log_scalars(self, metrics: Mapping[str, Any], step: int | None, walltime: float | None = None) -> None:
         """The same for a counter of the user's own: the current step stays what it is."""
         step = self._step_of(step)
@@ -67,11 +102,9 @@ class Recorder(ABC):
             metrics = self._checked(metrics)
         if not metrics:
             return
-        if walltime is None:
-            self._append(Kind.METRICS, step, metrics=metrics)
-        else:
-            self._append(Kind.METRICS, step, metrics=metrics, walltime=walltime)
+        self._append(Kind.METRICS, step, metrics=metrics, **_at(walltime))
 
+    @never_raising
     def log_histogram(
         self,
         tag: str,
@@ -113,19 +146,23 @@ class Recorder(ABC):
         }
         self._append(Kind.HISTOGRAM, self._step_of(step), tag=str(tag), histogram=counts, **_at(walltime))
 
+    @never_raising
     def log_text(self, tag: str, text: object, step: int | None, walltime: float | None = None) -> None:
         """Log a text, Markdown where a tracker can show it."""
         self._append(Kind.TEXT, self._step_of(step), tag=str(tag), text=str(text), **_at(walltime))
 
+    @never_raising
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         """Log a table, such as validation generations: one row per sample, cells of plain types."""
         try:
-            titles, cells = [str(column) for column in columns], [list(row) for row in rows]
+            titles = [str(column) for column in columns]
+            cells = [_without_secrets(titles, list(row)) for row in rows]
         except TypeError:
             self.warn_once(f"table {name}", f"table {name!r} is not logged: its columns or a row cannot be listed")
             return
         self._append(Kind.TABLE, self._step_of(step), name=str(name), columns=titles, rows=cells)
 
+    @never_raising
     def log_image(
         self, tag: str, image: Any, step: int | None, dataformats: str = "CHW", walltime: float | None = None
     ) -> None:
@@ -148,6 +185,7 @@ class Recorder(ABC):
 
         self._log_file(tag, "image", step, write, {}, walltime)
 
+    @never_raising
     def log_embedding(
         self,
         tag: str,
@@ -187,6 +225,7 @@ class Recorder(ABC):
 
         self._log_file(tag, EMBEDDING_TYPE, step, write, metadata)
 
+    @never_raising
     def log_artifact(
         self,
         path: str | Path,
@@ -200,6 +239,7 @@ class Recorder(ABC):
         facts = dict(metadata or {})
         self._log_file(name or source.name, type, self._step_of(step), lambda: inside(self.home, source), facts)
 
+    @never_raising
     def note(self, text: str, level: str = "info") -> None:
         """Say something about the run itself: info, notice, warning or error; the latter two stay visible."""
         self._append(Kind.NOTE, self.step, text=str(text), level=level)
@@ -253,5 +293,22 @@ class Recorder(ABC):
             self.note(text, level="warning")
 
 
-def _at(walltime: float | None) -> dict[str, float]:
-    return {} if walltime is None else {"walltime": walltime}
+def _in_words(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # even that may be the user's own
+        return type(error).__name__
+
+
+def _at(walltime: object) -> dict[str, float]:
+    """A time that is none is left out: then the time of the record counts."""
+    if not isinstance(walltime, float | int) or isinstance(walltime, bool) or not math.isfinite(walltime):
+        return {}
+    return {"walltime": walltime}
+
+
+def _without_secrets(titles: list[str], row: list[Any]) -> list[Any]:
+    """Masks what stands below a title such as `api_key`."""
+    if not any(map(is_secret_name, titles)):
+        return row
+    return [mask({title: cell})[title] for title, cell in zip(titles, row, strict=False)] + row[len(titles) :]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl.journal import Kind, Record
-from verl.tracking.delivery import deliver, deliver_end, is_for_trackers
+from verl.tracking.delivery import deliver, deliver_end, is_shown_at_a_step
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
 
 log = logging.getLogger("verl.tracking")
@@ -60,12 +60,12 @@ class TrackerSession:
         """Show it a record; of rewinds only those that take back something that it was given."""
         self.kind = record.kind
         if record.kind == Kind.REWIND:
-            to = record.fields["to"]
-            if self.last_step is None or self.last_step <= to:
+            to = record.fields.get("to")
+            if not isinstance(to, int) or self.last_step is None or self.last_step <= to:
                 return
             self.last_step = to
-        elif is_for_trackers(record) and record.step is not None:
-            self.last_step = record.step if self.last_step is None else max(self.last_step, record.step)
+        elif is_shown_at_a_step(record):
+            self.last_step = max(-1 if self.last_step is None else self.last_step, record.step or 0)
         with self._call(f"record {record.seq} ({record.kind}, step {record.step})", self.logger.limits.call):
             deliver(record, self.logger, self._directory)
 

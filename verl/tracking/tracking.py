@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from threading import Thread
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import BaseModel
 
 from verl.config.environment import process_rank, resolve_log_dir, variable
 from verl.config.schema import HealthConfig, PPOConfig, TrainerConfig
+from verl.config.secrets import mask_text
 from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
 from verl.journal.environment import write_config_yaml, write_environment_in_background
@@ -33,9 +34,9 @@ from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.mixed_data import sort_data
 from verl.tracking.rank_messages import RankMessage, RankMessages
-from verl.tracking.recorder import Recorder
+from verl.tracking.recorder import Recorder, never_raising
 from verl.tracking.system_metrics import SystemSampler
-from verl.tracking.table import proxies_of_environment
+from verl.tracking.table import chosen_proxies
 from verl.tracking.tracker_watch import TrackerWatch
 from verl.tracking.trackers import Tracker, TrackerSet
 from verl.tracking.writer import Writer
@@ -231,6 +232,7 @@ class Tracking(Recorder):
             opened=(run_directory, attempt),
         )
 
+    @never_raising
     def log(self, data: Mapping[str, Any], step: int | None = None) -> None:
         """Log the values of a step, each as what it is; none of them raises.
 
@@ -283,6 +285,7 @@ class Tracking(Recorder):
             self.run_directory, lambda: self.log_artifact(path, step=step), attempt=self._attempt, **facts
         )
 
+    @never_raising
     def alert(self, title: str, text: str, level: AlertLevel = "warning") -> None:
         """Tell people, in every tracker, something that they should look at."""
         self._append(Kind.ALERT, self.step, title=str(title), text=str(text), level=level)
@@ -358,10 +361,14 @@ class Tracking(Recorder):
 
         Raises:
             JournalError: The end could not be recorded; everything is closed all the same.
+            ValueError: There is no such status.
         """
-        if self._is_finished:
+        if status not in get_args(EndStatus):
+            raise ValueError(f"finish: a run ends as {', '.join(get_args(EndStatus))}; given: {status!r}")
+        if self._is_finished or os.getpid() != self._process:  # the run is the parent's, not a forked child's
             return
         self._is_finished = True
+        error = None if error is None else mask_text(str(error))
         atexit.unregister(self._finish_at_exit)
         if self._environment is not None:
             self._environment.join(ENVIRONMENT_SECONDS)
@@ -395,7 +402,7 @@ class Tracking(Recorder):
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.finish("finished")
         else:
             status: EndStatus = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -452,7 +459,7 @@ class _Settings:
 
 
 def _proxies(wandb_proxy: str | None) -> dict[str, str]:
-    return proxies_of_environment() | ({"wandb": wandb_proxy} if wandb_proxy else {})
+    return chosen_proxies({"wandb_proxy": wandb_proxy})
 
 
 def _new_attempt(project: str, experiment: str, log_dir: str | None) -> tuple[RunDirectory, int]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import orjson
 
+from verl.config.secrets import mask
 from verl.tracking.artifact_files import new_artifact_path
 from verl.tracking.logger import Histogram
 from verl.tracking.png_image import as_image, draw_boxes, encode_png
@@ -233,7 +234,7 @@ class Writer:
         content = {"hparams": {str(key): value for key, value in hparam_dict.items()}, "metrics": metrics}
         try:
             path = new_artifact_path(self._recorder.home, "hparams", name, ".json")
-            path.write_bytes(orjson.dumps(content, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
+            path.write_bytes(orjson.dumps(mask(content), default=str, option=orjson.OPT_SERIALIZE_NUMPY))
         except OSError as error:
             self._recorder.warn_once(f"hparams {name}", f"hparams {name!r} are not logged: {error}")
             return

@@ -87,7 +87,7 @@ class ConsoleLogger(TrainerLogger):
 
     def purge(self, to_step: int) -> None:
         self._view.go_back(to_step)
-        self._say(Text(f"goes on from step {to_step}"))
+        self._say(Text(f"goes on from step {to_step}" if to_step >= 0 else "begins anew"))
 
     def flush(self) -> None:
         now = time.monotonic()
