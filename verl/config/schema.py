@@ -159,7 +159,7 @@ class ValSamplingConfig(Group):
 
 
 class TraceConfig(Group):
-    backend: str | None = Field(default=None, description="Tracker that also gets a sample of the trajectories; they always go to the run directory.")
+    backend: str | None = Field(default=None, description="Tracker that also gets a sample of the trajectories; not in this version: they all go to the run directory.")
     token2text: bool = Field(default=True, description="Store decoded text beside the token ids.")
 
 

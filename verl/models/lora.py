@@ -16,7 +16,7 @@ from verl.config.schema import LoraConfig
 from verl.errors import ModelError
 from verl.models.policy import PolicyModel
 
-_NO_PEFT = "LoRA needs the package peft: pip install 'verl[lora]', or train all weights with lora.rank=0"
+_NO_PEFT = "LoRA needs the package peft: pip install peft, or train all weights with lora.rank=0"
 
 
 def wrap_with_lora(transformer: PreTrainedModel, config: LoraConfig) -> nn.Module:

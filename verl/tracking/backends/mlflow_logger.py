@@ -201,7 +201,9 @@ class MlflowLogger(TrainerLogger):
 
     def where(self) -> str:
         if self._is_http:
-            return f"{self._server.shown.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self._remote_id}"
+            # Without the last part MLflow 3 may open its pages about traces, which are empty.
+            page = f"#/experiments/{self._experiment_id}/runs/{self._remote_id}?workflowType=machine_learning"
+            return f"{self._server.shown.rstrip('/')}/{page}"
         return f"mlflow ui --backend-store-uri {shlex.quote(self._server.shown)}"
 
     def finish(self, status: RunStatus) -> None:

@@ -43,7 +43,7 @@ _MLFLOW_STATUS: Mapping[RunStatus, str] = {
     "killed": "KILLED",
     "crashed": "FAILED",
 }
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens with the runs and their charts
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # not every version looks at it
 
 
 def open_run(server: MlflowServer, run: TrackedRun) -> Run:
