@@ -30,8 +30,8 @@ from tracker_services import TRACKERS, Services
 
 from verl.journal import JournalReader, RunDirectory
 from verl.tracking import Tracking
-from verl.tracking.diagnosis import feeder_of
-from verl.tracking.feed_state import read_states
+from verl.tracking.diagnosis.tracker_checkup import feeder_of
+from verl.tracking.relay.feed_state import read_states
 
 KEYS = [f"group_{index % 6}/metric_{index}" for index in range(60)]
 ROWS = 100

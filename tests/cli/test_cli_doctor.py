@@ -16,9 +16,9 @@ from verl.cli.doctor import _show
 from verl.cli.main import main
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking
-from verl.tracking.choice import QUESTIONS
-from verl.tracking.feed_state import FeedState
+from verl.tracking.diagnosis.choice import QUESTIONS
 from verl.tracking.logger import Check
+from verl.tracking.relay.feed_state import FeedState
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS
 
 ROOT = Path(__file__).parents[2]

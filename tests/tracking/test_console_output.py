@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from verl.journal import JournalReader, RunDirectory
 from verl.tracking import TrackedRun, Tracking
 from verl.tracking.backends.console_logger import ConsoleLogger
-from verl.tracking.feed_state import FeedState
+from verl.tracking.console.terminal_text import duration, number, one_line, pace, sparkline
 from verl.tracking.logger import Moment
-from verl.tracking.terminal_text import duration, number, one_line, pace, sparkline
+from verl.tracking.relay.feed_state import FeedState
 
 PROGRAM = Path(__file__).with_name("training_program.py")
 STEP = {

@@ -15,8 +15,9 @@ from verl.errors import ConfigError
 from verl.journal import Cursor, JournalWriter, Kind, RunDirectory
 from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
-from verl.tracking.choice import QUESTIONS, Recommendation, choose, matters, read_answer, read_answers
-from verl.tracking.diagnosis import (
+from verl.tracking.diagnosis.choice import QUESTIONS, Recommendation, choose, matters, read_answer, read_answers
+from verl.tracking.diagnosis.run_checkup import checkup
+from verl.tracking.diagnosis.tracker_checkup import (
     ONLY_BY_ITS_PROGRAM,
     Condition,
     Standing,
@@ -31,9 +32,8 @@ from verl.tracking.diagnosis import (
     trackers_of,
     trainer_settings_of,
 )
-from verl.tracking.feed_state import FeedState, Skipped, state_path
 from verl.tracking.logger import Check, Omission
-from verl.tracking.run_checkup import checkup
+from verl.tracking.relay.feed_state import FeedState, Skipped, state_path
 from verl.tracking.table import BUILTIN, chosen_proxies
 
 Usage = namedtuple("Usage", "total used free")

@@ -11,10 +11,10 @@ import pytest
 from verl.journal import JournalReader, JournalWriter, RunDirectory
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import NewBranchError, StateLostError, TrackedRun
-from verl.tracking.feed import Advance, Feed, FeedSource
-from verl.tracking.feed_state import FeedState
-from verl.tracking.feed_worker import feed_to_the_end
-from verl.tracking.patience import Patience
+from verl.tracking.relay.feed import Advance, Feed, FeedSource
+from verl.tracking.relay.feed_state import FeedState
+from verl.tracking.relay.feed_worker import feed_to_the_end
+from verl.tracking.relay.patience import Patience
 
 QUICK = Patience(first_seconds=0.001, longest_seconds=0.002)
 

@@ -11,12 +11,12 @@ import pytest
 
 from verl.journal import JournalReader, JournalWriter, RunDirectory
 from verl.testing.trackers import RecordingLogger
-from verl.tracking.feed import Advance, Feed, FeedSource
-from verl.tracking.feed_state import FeedState
-from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
 from verl.tracking.logger import StateLostError, TrackedRun
-from verl.tracking.patience import Patience
-from verl.tracking.relay import Relay
+from verl.tracking.relay.feed import Advance, Feed, FeedSource
+from verl.tracking.relay.feed_state import FeedState
+from verl.tracking.relay.feed_worker import FeedWorker, feed_to_the_end
+from verl.tracking.relay.patience import Patience
+from verl.tracking.relay.relay import Relay
 
 QUICK = Patience(first_seconds=0.001, longest_seconds=0.002)
 
@@ -282,7 +282,7 @@ def test_the_relay_says_when_all_is_delivered(run: RunDirectory, journal: Journa
 def test_the_relay_says_when_a_tracker_is_not_complete(
     run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verl.tracking.relay.DRAIN_SECONDS", 0.5)
+    monkeypatch.setattr("verl.tracking.relay.relay.DRAIN_SECONDS", 0.5)
     end(journal)
     trackers = ["no_such_module_at_all:Logger", "verl.testing.trackers:RecordingLogger"]
     assert not Relay(FeedSource(run, attempt=1), trackers, parent=0).run()

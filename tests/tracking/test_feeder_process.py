@@ -12,7 +12,7 @@ import pytest
 
 from verl.journal import JournalReader
 from verl.tracking import Tracking
-from verl.tracking.feed_state import FeedState
+from verl.tracking.relay.feed_state import FeedState
 
 TRACKERS = '''
 import json, os, time

@@ -20,8 +20,8 @@ from verl.errors import ConfigError, VerlError
 from verl.journal import JournalReader
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking, lookup
-from verl.tracking.health import HealthMonitor, HealthStopError, build_rules
-from verl.tracking.stall_watch import StallWatch
+from verl.tracking.health.monitor import HealthMonitor, HealthStopError, build_rules
+from verl.tracking.health.stall_watch import StallWatch
 
 Alert = tuple[int, str, str, str]
 """Step, rule, text and level."""

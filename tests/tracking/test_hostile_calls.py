@@ -14,7 +14,7 @@ import torch
 from verl.journal import JournalReader, JournalWriter, RunDirectory
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking, drain
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 
 KEY = "hf_" + "Qz7Wx2Lp9Rt4Vb6Nm1Kc8Jd3Fg5Hs0Ya2B"
 

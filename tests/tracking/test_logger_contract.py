@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.journal import JournalReader
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking, TrainerLogger, load_tracker
-from verl.tracking.feed_state import FeedState, read_states
 from verl.tracking.logger import SHOWABLE
+from verl.tracking.relay.feed_state import FeedState, read_states
 from verl.tracking.table import BUILTIN
 
 Points = list[tuple[int, float]]

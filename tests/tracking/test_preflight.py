@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from verl.errors import TrackerError
+from verl.tracking.diagnosis.preflight import installed, preflight, preflight_or_raise, sentence
 from verl.tracking.logger import Check, TrainerLogger
-from verl.tracking.preflight import installed, preflight, preflight_or_raise, sentence
 from verl.tracking.table import BUILTIN, check_tracker
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +196,7 @@ def test_answers_come_in_the_order_of_the_names_and_of_the_diagnosis() -> None:
 def test_no_package_of_a_tracker_is_imported() -> None:
     program = (
         "import sys\n"
-        "from verl.tracking.preflight import preflight\n"
+        "from verl.tracking.diagnosis.preflight import preflight\n"
         "from verl.tracking.table import BUILTIN\n"
         "found = preflight(BUILTIN)\n"
         "assert len(found) == len(BUILTIN), found\n"

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from verl.tracking.reachability import proxy_for, unreachable, without_credentials, without_login
+from verl.tracking.diagnosis.reachability import proxy_for, unreachable, without_credentials, without_login
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.errors import JournalError
 from verl.journal import JournalReader, RunDirectory
 from verl.tracking import Tracking, drain
-from verl.tracking.feed_state import FeedState, state_path
-from verl.tracking.relay import main as relay_main
+from verl.tracking.relay.feed_state import FeedState, state_path
+from verl.tracking.relay.relay import main as relay_main
 
 PROGRAM = Path(__file__).with_name("training_program.py")
 

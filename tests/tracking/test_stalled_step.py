@@ -18,8 +18,8 @@ from verl.errors import JournalError
 from verl.journal import JournalReader
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Tracking
-from verl.tracking.health import HealthMonitor, HealthStopError
-from verl.tracking.stall_watch import StallWatch
+from verl.tracking.health.monitor import HealthMonitor, HealthStopError
+from verl.tracking.health.stall_watch import StallWatch
 
 Told = list[tuple[str, str]]
 
@@ -318,7 +318,7 @@ def test_without_health_and_on_other_ranks_a_block_is_just_done(tmp_path: Path) 
 PROGRAM = """
 import time
 from verl.config.schema import StalledStepConfig
-from verl.tracking.stall_watch import StallWatch
+from verl.tracking.health.stall_watch import StallWatch
 
 config = StalledStepConfig(factor=2, minimum_seconds=4.0)
 watch = StallWatch(config, lambda text: print("stalled", flush=True), print)

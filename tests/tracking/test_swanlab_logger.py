@@ -32,8 +32,8 @@ from verl.tracking import Artifact, Histogram, Moment, TrackedRun, Tracking, dra
 from verl.tracking.backends import swanlab_charts as charts
 from verl.tracking.backends import swanlab_run
 from verl.tracking.backends.swanlab_logger import SwanlabLogger
-from verl.tracking.feed_state import read_states
 from verl.tracking.logger import NewBranchError, StateLostError
+from verl.tracking.relay.feed_state import read_states
 
 Inline = Callable[..., Tracking]
 FAULTS: tuple[Fault, ...] = ("down", 401, 429, 503)
@@ -544,9 +544,9 @@ PROGRAM = """
 import os, sys, threading, time
 from pathlib import Path
 from verl.journal import RunDirectory
-from verl.tracking.feed import Advance, BATCH_BYTES, Feed, FeedSource
-import verl.tracking.feed
-verl.tracking.feed.BATCH_BYTES = 4000
+from verl.tracking.relay.feed import Advance, BATCH_BYTES, Feed, FeedSource
+import verl.tracking.relay.feed
+verl.tracking.relay.feed.BATCH_BYTES = 4000
 import verl.tracking.backends.swanlab_run
 directory = RunDirectory.open(Path(sys.argv[1]))
 feed = Feed.by_name("swanlab", FeedSource(directory, 1))

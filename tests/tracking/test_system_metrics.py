@@ -21,10 +21,10 @@ from verl.journal import JournalReader
 from verl.testing.trackers import RecordingLogger
 from verl.tracking import Reduction, Tracking, lookup
 from verl.tracking.catalogue import TIME_DEPENDENT
-from verl.tracking.gpu_samples import find_gpus, nvml_devices, parse_smi, read_nvml
-from verl.tracking.memory_limit import memory_used_fractions
-from verl.tracking.system_metrics import SystemSampler
-from verl.tracking.system_readings import Rates, Reader, readers
+from verl.tracking.system.gpu_samples import find_gpus, nvml_devices, parse_smi, read_nvml
+from verl.tracking.system.memory_limit import memory_used_fractions
+from verl.tracking.system.readings import Rates, Reader, readers
+from verl.tracking.system.sampler import SystemSampler
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -24,8 +24,8 @@ from verl.journal import JournalReader, JournalWriter, RunDirectory
 from verl.testing.tensorboard_service import TensorboardService, read_events
 from verl.tracking import Artifact, Embedding, Moment, TrackedRun, Tracking, drain
 from verl.tracking.backends.tensorboard_logger import TensorboardLogger
-from verl.tracking.feed_state import read_states
 from verl.tracking.logger import StateLostError
+from verl.tracking.relay.feed_state import read_states
 
 Inline = Callable[..., Tracking]
 

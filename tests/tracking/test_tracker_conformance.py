@@ -19,7 +19,7 @@ from verl.journal import RunDirectory
 from verl.testing.expectation import differences, expected
 from verl.testing.services import Shown, TrackerService
 from verl.tracking import Tracking, drain, load_tracker
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS
 
 PROGRAM = Path(__file__).with_name("training_program.py")

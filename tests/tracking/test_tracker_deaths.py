@@ -28,7 +28,7 @@ all_services = pytest.mark.parametrize("running_service", SERVICES, indirect=Tru
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that died is noticed soon, and begun again as often as a test needs."""
     monkeypatch.setattr("verl.tracking.tracker_watch.CHECK_SECONDS", 0.1)
-    monkeypatch.setattr("verl.tracking.relay_process.MOST_RESTARTS", 100)
+    monkeypatch.setattr("verl.tracking.relay.relay_process.MOST_RESTARTS", 100)
 
 
 @all_services

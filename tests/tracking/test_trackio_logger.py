@@ -26,8 +26,8 @@ from verl.testing.trackio_service import TrackioService
 from verl.tracking import Artifact, Histogram, Moment, TrackedRun, Tracking, drain
 from verl.tracking.backends.trackio_logger import TrackioLogger
 from verl.tracking.backends.trackio_storage import disk_trouble
-from verl.tracking.feed_state import read_states
 from verl.tracking.logger import NewBranchError, StateLostError
+from verl.tracking.relay.feed_state import read_states
 
 Inline = Callable[..., Tracking]
 

@@ -32,10 +32,10 @@ from verl.tracking.backends.wandb_logger import WandbLogger
 from verl.tracking.backends.wandb_login import find_login
 from verl.tracking.backends.wandb_remote import WandbRemote
 from verl.tracking.backends.wandb_rows import Row, Rows
-from verl.tracking.feed import Advance, Feed, FeedSource
 from verl.tracking.histogram import make_histogram
 from verl.tracking.logger import Artifact, Check, Moment, NewBranchError, StateLostError, TrackedRun
-from verl.tracking.patience import Patience
+from verl.tracking.relay.feed import Advance, Feed, FeedSource
+from verl.tracking.relay.patience import Patience
 
 QUICK = Patience(first_seconds=0.1, longest_seconds=0.4, tries=50)
 SECONDS = 60.0
@@ -43,7 +43,7 @@ FEEDER = """
 import sys, time
 from verl.journal import RunDirectory
 from verl.tracking.backends import wandb_session
-from verl.tracking.feed import Advance, Feed, FeedSource
+from verl.tracking.relay.feed import Advance, Feed, FeedSource
 wandb_session.UPLOAD_SECONDS = 0.1
 feed = Feed.by_name("wandb", FeedSource(RunDirectory.open(sys.argv[1]), 1))
 feed.lock()

@@ -13,7 +13,7 @@ from verl.journal import RunDirectory
 from verl.testing.expectation import differences, expected
 from verl.testing.services import TrackerService
 from verl.tracking import Tracking, drain
-from verl.tracking.feed_state import FeedState, read_states
+from verl.tracking.relay.feed_state import FeedState, read_states
 
 SECONDS = 180.0
 

@@ -14,7 +14,7 @@ import pytest
 
 from verl.config import PPOConfig, load_config
 from verl.journal import JournalReader, RunDirectory
-from verl.tracking.health import HealthStopError
+from verl.tracking.health.monitor import HealthStopError
 from verl.trainer.launch import main
 from verl.trainer.ppo_trainer import PPOTrainer
 

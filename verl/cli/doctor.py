@@ -13,8 +13,8 @@ from verl.errors import ConfigError
 
 if TYPE_CHECKING:
     from verl.journal import RunDirectory
-    from verl.tracking.choice import Question, Recommendation
-    from verl.tracking.diagnosis import Standing
+    from verl.tracking.diagnosis.choice import Question, Recommendation
+    from verl.tracking.diagnosis.tracker_checkup import Standing
     from verl.tracking.logger import Check
 
 _NOTHING_LOOKED_AT = "nothing to be looked at beforehand"
@@ -71,7 +71,7 @@ def _parser() -> Parser:
 
 
 def _diagnose_machine() -> int:
-    from verl.tracking.preflight import INSTALLED, preflight
+    from verl.tracking.diagnosis.preflight import INSTALLED, preflight
     from verl.tracking.table import IN_TRAINING_PROCESS, proxies_of_environment, tracker_locations
 
     names = [name for name in tracker_locations() if name not in IN_TRAINING_PROCESS]
@@ -87,8 +87,8 @@ def _diagnose_machine() -> int:
 
 def _diagnose_settings(file: str | None, settings: Sequence[str]) -> int:
     from verl.config.load import load_config
-    from verl.tracking.diagnosis import proxy_checks
-    from verl.tracking.preflight import preflight
+    from verl.tracking.diagnosis.preflight import preflight
+    from verl.tracking.diagnosis.tracker_checkup import proxy_checks
     from verl.tracking.table import chosen_proxies
 
     config = load_config(file, settings)
@@ -112,8 +112,8 @@ def _diagnose_settings(file: str | None, settings: Sequence[str]) -> int:
 
 def _diagnose_run(path: Path) -> int:
     from verl.journal import RunDirectory
-    from verl.tracking.diagnosis import all_trackers_of, completeness, standing_of
-    from verl.tracking.run_checkup import checkup
+    from verl.tracking.diagnosis.run_checkup import checkup
+    from verl.tracking.diagnosis.tracker_checkup import all_trackers_of, completeness, standing_of
 
     directory = RunDirectory.open(path)
     info = directory.info
@@ -135,8 +135,8 @@ def _diagnose_run(path: Path) -> int:
 
 def _looks(directory: RunDirectory, standings: Sequence[Standing]) -> dict[str, list[Check]]:
     """Whether those trackers can work to which something can be delivered; nobody needs the others here."""
-    from verl.tracking.diagnosis import Condition, is_known_by_name, proxy_checks, trainer_settings_of
-    from verl.tracking.preflight import preflight
+    from verl.tracking.diagnosis.preflight import preflight
+    from verl.tracking.diagnosis.tracker_checkup import Condition, is_known_by_name, proxy_checks, trainer_settings_of
     from verl.tracking.table import chosen_proxies
 
     lacking = [
@@ -155,7 +155,7 @@ def _looks(directory: RunDirectory, standings: Sequence[Standing]) -> dict[str, 
 
 
 def _title(directory: RunDirectory) -> str:
-    from verl.tracking.terminal_text import one_line
+    from verl.tracking.console.terminal_text import one_line
 
     info = directory.info
     return one_line(f"{directory.path.name}: {info.project} / {info.experiment}")
@@ -165,7 +165,7 @@ def _typed(path: Path) -> str:
     """A path as it can be typed."""
     import shlex
 
-    from verl.tracking.terminal_text import one_line
+    from verl.tracking.console.terminal_text import one_line
 
     return one_line(shlex.quote(str(path)))
 
@@ -174,8 +174,8 @@ def _show(title: str, checks: Sequence[Check], *, absent: bool = False) -> None:
     """Prints a heading, and a line for each check with what to do below it."""
     from verl.cli.layout import BOLD, DIM, GREEN, RED, YELLOW, painted, width_of, wrapped
     from verl.config.secrets import mask_text
+    from verl.tracking.console.terminal_text import one_line
     from verl.tracking.logger import Check
-    from verl.tracking.terminal_text import one_line
 
     colours = {"ok": GREEN, "warning": YELLOW, "error": RED, "absent": DIM}
     width = width_of(sys.stdout)
@@ -193,7 +193,7 @@ def _show(title: str, checks: Sequence[Check], *, absent: bool = False) -> None:
 
 
 def _choose(arguments: argparse.Namespace) -> int:
-    from verl.tracking.choice import QUESTIONS, choose, matters, read_answers
+    from verl.tracking.diagnosis.choice import QUESTIONS, choose, matters, read_answers
 
     if arguments.answers is not None:
         answers = read_answers([text.strip() for text in arguments.answers.split(",")])
@@ -210,7 +210,7 @@ def _choose(arguments: argparse.Namespace) -> int:
 
 def _asked(question: Question) -> str:
     """Asks until there is an answer; only Enter takes the first."""
-    from verl.tracking.choice import read_answer
+    from verl.tracking.diagnosis.choice import read_answer
 
     lines = [question.text]
     for number, (answer, meaning) in enumerate(question.answers.items(), start=1):

@@ -12,7 +12,7 @@ from verl.errors import JournalError
 from verl.journal import RunDirectory, RunInfo
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import latest_run_record, latest_step, latest_time, size_of
-from verl.tracking.diagnosis import Condition, Standing, all_trackers_of, standing_of
+from verl.tracking.diagnosis.tracker_checkup import Condition, Standing, all_trackers_of, standing_of
 
 DAMAGED = "damaged"
 _COUNTED_BYTES = 2 * 2**20

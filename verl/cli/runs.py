@@ -71,7 +71,7 @@ def _lines(facts: list[RunFacts], num_older: int, folder: Path, *, is_all: bool)
     import sys
 
     from verl.cli.layout import Column, cut, height_of, table, width_of, wrapped
-    from verl.tracking.terminal_text import one_line
+    from verl.tracking.console.terminal_text import one_line
 
     columns = [
         Column("run", 12, 90),
@@ -109,7 +109,7 @@ def _lines(facts: list[RunFacts], num_older: int, folder: Path, *, is_all: bool)
 
 
 def _row(run: RunFacts, *, whole: bool) -> list[str]:
-    from verl.tracking.terminal_text import duration, one_line
+    from verl.tracking.console.terminal_text import duration, one_line
 
     of_total = f"/{run.total_steps}" if run.total_steps else ""
     return [

@@ -15,7 +15,7 @@ from verl.errors import ConfigError, JournalError, VerlError
 
 if TYPE_CHECKING:
     from verl.journal import RunDirectory
-    from verl.tracking.completion import Outcome
+    from verl.tracking.diagnosis.completion import Outcome
 
 PATIENCE_SECONDS = 60.0
 """How long nothing may be delivered before the trackers that still lack something are given up."""
@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     if not 0 < arguments.seconds < math.inf:
         raise ConfigError(f"--seconds is a time above 0, such as --seconds 60; given: {arguments.seconds:g}")
     # Imported here, so that --help answers at once.
-    from verl.tracking.completion import check_names
+    from verl.tracking.diagnosis.completion import check_names
 
     check_names(arguments.to)
     paths = [path for given in arguments.runs for path in _runs_at(given)]
@@ -90,7 +90,7 @@ def _runs_at(given: Path) -> list[Path]:
 def _sync_all(paths: Sequence[Path], arguments: argparse.Namespace) -> bool:
     """Brings each run to its trackers; whether all of them have everything."""
     from verl.cli.layout import BOLD, painted
-    from verl.tracking.terminal_text import one_line
+    from verl.tracking.console.terminal_text import one_line
 
     if len(paths) == 1:
         return _sync(paths[0], arguments)
@@ -109,8 +109,8 @@ def _sync(path: Path, arguments: argparse.Namespace) -> bool:
     """Brings one run to its trackers; whether all of them have everything."""
     from verl.cli.sync_progress import shown_progress
     from verl.journal import RunDirectory
-    from verl.tracking.completion import Completion
-    from verl.tracking.diagnosis import trackers_of
+    from verl.tracking.diagnosis.completion import Completion
+    from verl.tracking.diagnosis.tracker_checkup import trackers_of
 
     directory = RunDirectory.open(path)
     names = list(dict.fromkeys(arguments.to)) or trackers_of(directory)

@@ -19,8 +19,8 @@ from rich.progress import (
 )
 
 from verl.config.environment import wants_color
-from verl.tracking import completion
-from verl.tracking.terminal_text import one_line
+from verl.tracking.console.terminal_text import one_line
+from verl.tracking.diagnosis import completion
 
 _SECONDS_BETWEEN_LINES = 5.0
 _LONGEST_NAME = 20

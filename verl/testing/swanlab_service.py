@@ -16,7 +16,7 @@ from verl.testing.swanlab_server import KEY, OTHER_KEY, Experiment, SwanlabServe
 from verl.tracking.backends.swanlab_charts import KINDS
 from verl.tracking.backends.swanlab_logger import OWN_SECTION
 from verl.tracking.config_text import flatten
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 
 _KIND = re.compile(rf"(.*) \(({'|'.join(KINDS)})\)", re.DOTALL)
 _STATES = {"finished": "FINISHED", "failed": "CRASHED", "crashed": "CRASHED", "killed": "ABORTED"}

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.testing.services import Shown, TrackerService
 from verl.tracking.backends.tensorboard_logger import ARTIFACTS, STATUS_TAG
 from verl.tracking.backends.tensorboard_values import TEXT_SUFFIX
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 
 _EVERYTHING = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}  # no sampling
 _ALERT_TAGS = ("alerts", "notes")

@@ -22,7 +22,7 @@ from verl.journal import RunDirectory
 from verl.testing.services import Shown, TrackerService
 from verl.tracking.backends.trackio_logger import STATUS_KEY
 from verl.tracking.config_text import flatten
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 
 _OWN_KEYS = (STATUS_KEY, "verl_run_id")
 _NOT_VALUES = ("step", "timestamp")

@@ -14,7 +14,7 @@ from verl.testing.services import Fault, Shown, TrackerService
 from verl.testing.wandb_files import OfflineRun, read_offline_run
 from verl.testing.wandb_server import API_KEY, OTHER_KEY, WandbServer
 from verl.tracking.config_text import flatten
-from verl.tracking.feed_state import read_states
+from verl.tracking.relay.feed_state import read_states
 
 _STATUS_BY_EXIT = {0: "finished", 1: "failed", 255: "killed"}
 _OWN_KEYS = ("_step", "_runtime", "_timestamp", "_journal", "global_step")

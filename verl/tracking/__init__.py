@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl.config.schema import HealthConfig
     from verl.tracking.catalogue import CATALOGUE, lookup, sanitize_name
-    from verl.tracking.draining import drain
-    from verl.tracking.health import HealthStopError
+    from verl.tracking.health.monitor import HealthStopError
     from verl.tracking.logger import (
         Artifact,
         Embedding,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         TrainerLogger,
     )
     from verl.tracking.metrics import MetricBuffer, merge
+    from verl.tracking.relay.draining import drain
     from verl.tracking.spec import Direction, MetricSpec, Reduction
     from verl.tracking.table import check_tracker, load_tracker, tracker_locations
     from verl.tracking.tracking import Tracking
@@ -40,7 +40,7 @@ _LAZY = {
     "Direction": "verl.tracking.spec",
     "Embedding": "verl.tracking.logger",
     "HealthConfig": "verl.config.schema",
-    "HealthStopError": "verl.tracking.health",
+    "HealthStopError": "verl.tracking.health.monitor",
     "Histogram": "verl.tracking.logger",
     "MetricBuffer": "verl.tracking.metrics",
     "MetricSpec": "verl.tracking.spec",
@@ -53,7 +53,7 @@ _LAZY = {
     "TrainerLogger": "verl.tracking.logger",
     "Writer": "verl.tracking.writer",
     "check_tracker": "verl.tracking.table",
-    "drain": "verl.tracking.draining",
+    "drain": "verl.tracking.relay.draining",
     "load_tracker": "verl.tracking.table",
     "lookup": "verl.tracking.catalogue",
     "merge": "verl.tracking.metrics",

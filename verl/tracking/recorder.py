@@ -18,11 +18,11 @@ from verl.errors import JournalError
 from verl.journal import Kind
 from verl.journal.records import LARGEST_STEP
 from verl.tracking.artifact_files import inside, new_artifact_path
-from verl.tracking.delivery import EMBEDDING_TYPE
 from verl.tracking.embedding_parts import embedding_parts
 from verl.tracking.histogram import make_histogram
 from verl.tracking.logger import Histogram
 from verl.tracking.png_image import as_image, encode_png
+from verl.tracking.relay.delivery import EMBEDDING_TYPE
 from verl.tracking.values import as_float
 
 log = logging.getLogger("verl.tracking")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from verl.errors import TrackerError
 from verl.journal import Record
-from verl.tracking.feed import Advance, Feed, FeedSource
-from verl.tracking.feed_state import read_states
-from verl.tracking.feed_worker import FeedWorker, feed_to_the_end
+from verl.tracking.console.screen_feed import ScreenFeed
+from verl.tracking.diagnosis.preflight import preflight_or_raise
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
-from verl.tracking.preflight import preflight_or_raise
-from verl.tracking.relay_process import RelayProcess
-from verl.tracking.screen_feed import ScreenFeed
+from verl.tracking.relay.feed import Advance, Feed, FeedSource
+from verl.tracking.relay.feed_state import read_states
+from verl.tracking.relay.feed_worker import FeedWorker, feed_to_the_end
+from verl.tracking.relay.relay_process import RelayProcess
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_class, load_tracker
 
 _OPEN_LOOK_SECONDS = 0.02

@@ -28,14 +28,14 @@ from verl.config.show import changed_keys
 from verl.journal import JournalWriter, Kind, RunDirectory
 from verl.journal.environment import write_config_yaml, write_environment_in_background
 from verl.journal.run_listing import latest_step
-from verl.tracking.feed import FeedSource
-from verl.tracking.health import HealthMonitor
+from verl.tracking.health.monitor import HealthMonitor
 from verl.tracking.logger import AlertLevel, TrainerLogger
 from verl.tracking.metrics import MetricBuffer
 from verl.tracking.mixed_data import sort_data
 from verl.tracking.rank_messages import RankMessage, RankMessages
 from verl.tracking.recorder import Recorder, never_raising
-from verl.tracking.system_metrics import SystemSampler
+from verl.tracking.relay.feed import FeedSource
+from verl.tracking.system.sampler import SystemSampler
 from verl.tracking.table import chosen_proxies
 from verl.tracking.tracker_watch import TrackerWatch
 from verl.tracking.trackers import Tracker, TrackerSet

@@ -31,7 +31,7 @@ from verl.rollout.single_turn import build_requests, collect
 from verl.tracing.trajectory import Trajectory
 from verl.tracing.trajectory_store import TrajectoryStore
 from verl.tracking import Direction, Tracking, lookup
-from verl.tracking.health import HealthStopError
+from verl.tracking.health.monitor import HealthStopError
 from verl.tracking.trackers import Tracker
 from verl.tracking.tracking import EndStatus
 from verl.trainer.batch import RolloutBatch, store_token_facts

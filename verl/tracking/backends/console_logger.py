@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from verl.config.environment import wants_color
-from verl.tracking.console_view import closing_lines, live_view, opening_line, step_line, validation_line
-from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, read_states
+from verl.tracking.console.console_view import closing_lines, live_view, opening_line, step_line, validation_line
+from verl.tracking.console.run_view import RunView, TrackerReport
+from verl.tracking.console.terminal_stream import terminal_stream
+from verl.tracking.console.terminal_text import one_line
 from verl.tracking.logger import AlertLevel, RunStatus, TrackedRun, TrainerLogger
-from verl.tracking.run_view import RunView, TrackerReport
-from verl.tracking.terminal_stream import terminal_stream
-from verl.tracking.terminal_text import one_line
+from verl.tracking.relay.feed_state import BROKEN, FEEDING, RETRYING, read_states
 
 _SECONDS_BETWEEN_DRAWINGS = 0.25
 _SECONDS_BETWEEN_CLOCKS = 1.0  # when only the time has moved on

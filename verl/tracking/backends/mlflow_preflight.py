@@ -12,8 +12,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from verl.config.environment import variable
 from verl.tracking.backends.mlflow_server import DEFAULT_URI, SQLITE, sqlite_path
+from verl.tracking.diagnosis.reachability import proxy_for, unreachable, without_credentials, without_login
 from verl.tracking.logger import Check
-from verl.tracking.reachability import proxy_for, unreachable, without_credentials, without_login
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _SCHEMES = ("http://host:port", f"{SQLITE}file.db", "databricks", *(f"{name}://..." for name in _DATABASES))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.environment import package_default, variable
 from verl.config.secrets import mask_text
+from verl.tracking.diagnosis.reachability import without_credentials
 from verl.tracking.logger import StateLostError
-from verl.tracking.reachability import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -6,8 +6,8 @@ import netrc
 from pathlib import Path
 
 from verl.config.environment import variable
+from verl.tracking.diagnosis.reachability import proxy_for, unreachable, without_credentials
 from verl.tracking.logger import Check
-from verl.tracking.reachability import proxy_for, unreachable, without_credentials
 
 DEFAULT_HOST = "https://api.swanlab.cn"
 MODES = ("online", "offline", "local", "disabled")

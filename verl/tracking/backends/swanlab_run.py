@@ -41,7 +41,7 @@ from swanlab.sdk.internal.settings import global_settings
 from verl.errors import TrackerError
 from verl.journal.files import sync_descriptor
 from verl.tracking.backends.swanlab_transport import DirectTransport, kind_of, no_retries, without_threads
-from verl.tracking.reachability import unreachable, without_credentials
+from verl.tracking.diagnosis.reachability import unreachable, without_credentials
 
 _Expected = TypeVar("_Expected")
 

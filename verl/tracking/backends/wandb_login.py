@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from verl.config.environment import variable
+from verl.tracking.diagnosis.reachability import proxy_for, unreachable, without_credentials, without_login
 from verl.tracking.logger import Check
-from verl.tracking.reachability import proxy_for, unreachable, without_credentials, without_login
 
 DEFAULT_BASE_URL = "https://api.forge.coreweave.com"
 _UPSTREAM = {"api.forge.coreweave.com": "api.wandb.ai"}  # one server by two names: a login for either will do

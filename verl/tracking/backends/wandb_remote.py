@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from verl.config.secrets import mask_text
 from verl.tracking.backends.wandb_login import WandbLogin
-from verl.tracking.reachability import proxy_for
+from verl.tracking.diagnosis.reachability import proxy_for
 
 REQUEST_SECONDS = 5.0
 _PAGE = 100

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from verl.config.schema import StalledStepConfig
 from verl.errors import JournalError
-from verl.tracking.health_rule import Symptom, median
+from verl.tracking.health.rule import Symptom, median
 
 log = logging.getLogger("verl.tracking")
 

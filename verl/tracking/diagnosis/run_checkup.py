@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from verl.config.secrets import mask_text
 from verl.errors import JournalError
 from verl.journal import JournalReader, Kind, Problem, RunDirectory, RunInfo
-from verl.tracking.diagnosis import disk
+from verl.tracking.diagnosis.tracker_checkup import disk
 from verl.tracking.logger import Check
 
 _MOST_STEPS_NAMED = 5

@@ -5,7 +5,7 @@
             tracking.log_metrics({"policy/entropy": entropy, "grad_norm/actor": norm}, step)
             tracking.check_health()  # raises HealthStopError if a rule of `stop_on` fired
 
-The rules are in `health_update_rules.py` and `health_sample_rules.py`; one whose metrics are not logged is silent.
+The rules are in `update_rules.py` and `sample_rules.py`; one whose metrics are not logged is silent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from verl.config.schema import HealthConfig
 from verl.errors import VerlError
-from verl.tracking.health_rule import Finding, Rule, Symptom
-from verl.tracking.health_sample_rules import GroupsEqual, LengthDrift, RewardFlat, Truncation
-from verl.tracking.health_update_rules import (
+from verl.tracking.health.rule import Finding, Rule, Symptom
+from verl.tracking.health.sample_rules import GroupsEqual, LengthDrift, RewardFlat, Truncation
+from verl.tracking.health.stall_watch import StallWatch
+from verl.tracking.health.update_rules import (
     Clipping,
     EntropyCollapse,
     GradientExplosion,
@@ -27,7 +28,6 @@ from verl.tracking.health_update_rules import (
     UpdateBlowUp,
 )
 from verl.tracking.logger import AlertLevel
-from verl.tracking.stall_watch import StallWatch
 
 log = logging.getLogger("verl.tracking")
 

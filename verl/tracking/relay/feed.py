@@ -22,9 +22,6 @@ from verl.journal import Cursor, Record, RunDirectory
 from verl.journal.cursor import Position
 from verl.journal.locks import OwnedLock
 from verl.journal.records import stream_of
-from verl.tracking.delivery import is_for_trackers, is_shown_at_a_step
-from verl.tracking.feed_journal import FeedJournal
-from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
 from verl.tracking.logger import (
     NewBranchError,
     ProcessSpoiledError,
@@ -33,9 +30,12 @@ from verl.tracking.logger import (
     TrackedRun,
     TrainerLogger,
 )
-from verl.tracking.patience import Backoff, Patience
+from verl.tracking.relay.delivery import is_for_trackers, is_shown_at_a_step
+from verl.tracking.relay.feed_journal import FeedJournal
+from verl.tracking.relay.feed_state import BROKEN, FEEDING, RETRYING, FeedState, state_path
+from verl.tracking.relay.patience import Backoff, Patience
+from verl.tracking.relay.tracker_session import TrackerSession
 from verl.tracking.table import load_tracker
-from verl.tracking.tracker_session import TrackerSession
 
 log = logging.getLogger("verl.tracking")
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from verl.config.secrets import mask_text
 from verl.errors import VerlError
 from verl.journal import JournalReader, Kind, RunDirectory
-from verl.tracking.feed import FeedSource
-from verl.tracking.feeder import COMPLETE, Feeder
 from verl.tracking.logger import RunStatus
+from verl.tracking.relay.feed import FeedSource
+from verl.tracking.relay.feeder import COMPLETE, Feeder
 from verl.tracking.table import IN_TRAINING_PROCESS, proxies_of_environment
 
 log = logging.getLogger("verl.tracking")
@@ -186,7 +186,3 @@ def _resolved(directory: RunDirectory, given: argparse.Namespace) -> tuple[FeedS
     total_steps = given.total_steps or fields["total_steps"]
     trackers = [name for name in fields["trackers"] if name not in IN_TRAINING_PROCESS]
     return FeedSource(directory, attempt, total_steps, proxies_of_environment()), trackers
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl.journal import Kind, Record
-from verl.tracking.delivery import deliver, deliver_end, is_shown_at_a_step
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.relay.delivery import deliver, deliver_end, is_shown_at_a_step
 
 log = logging.getLogger("verl.tracking")
 

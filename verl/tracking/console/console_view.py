@@ -11,8 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from verl.tracking.logger import RunStatus, TrackedRun
-from verl.tracking.run_view import (
+from verl.tracking.console.run_view import (
     ON_ONE_LINE,
     REWARD,
     TELLING,
@@ -21,7 +20,8 @@ from verl.tracking.run_view import (
     TrackerReport,
     checkpoints_in,
 )
-from verl.tracking.terminal_text import duration, number, one_line, pace, sparkline
+from verl.tracking.console.terminal_text import duration, number, one_line, pace, sparkline
+from verl.tracking.logger import RunStatus, TrackedRun
 
 _WIDE = 110
 _LINES_BESIDE_METRICS = 7

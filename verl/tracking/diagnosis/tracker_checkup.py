@@ -16,8 +16,8 @@ from verl.journal import Cursor, JournalReader, Kind, RunDirectory, RunInfo
 from verl.journal.processes import ProcessIdentity
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import Count, count_after, latest_run_record
-from verl.tracking.feed_state import BROKEN, FEEDING, RETRYING, FeedState, read_states, state_path
 from verl.tracking.logger import Check
+from verl.tracking.relay.feed_state import BROKEN, FEEDING, RETRYING, FeedState, read_states, state_path
 from verl.tracking.table import IN_TRAINING_PROCESS, masked_proxies, proxies_of_environment, tracker_locations
 
 _LITTLE_SPACE, _NO_SPACE = 2 * 2**30, 200 * 2**20

@@ -13,7 +13,8 @@ from verl.journal import RunDirectory
 from verl.journal.cursor import Cursor
 from verl.journal.run_info import RUNNING
 from verl.journal.run_listing import count_after
-from verl.tracking.diagnosis import (
+from verl.tracking.diagnosis.preflight import preflight, sentence
+from verl.tracking.diagnosis.tracker_checkup import (
     ONLY_BY_ITS_PROGRAM,
     Condition,
     Standing,
@@ -25,9 +26,8 @@ from verl.tracking.diagnosis import (
     standing_of,
     trainer_settings_of,
 )
-from verl.tracking.draining import drain
-from verl.tracking.feed_state import FeedState, state_path
-from verl.tracking.preflight import preflight, sentence
+from verl.tracking.relay.draining import drain
+from verl.tracking.relay.feed_state import FeedState, state_path
 from verl.tracking.table import BUILTIN, IN_TRAINING_PROCESS, check_tracker, chosen_proxies, tracker_locations
 
 _COUNTED_BYTES = 4 * 2**20

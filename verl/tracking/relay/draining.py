@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 from verl.errors import JournalError
 from verl.journal import JournalReader, Kind, RunDirectory
-from verl.tracking.feed import Feed, FeedSource
-from verl.tracking.feed_state import FeedState, state_path
-from verl.tracking.relay_process import start_relay
+from verl.tracking.relay.feed import Feed, FeedSource
+from verl.tracking.relay.feed_state import FeedState, state_path
+from verl.tracking.relay.relay_process import start_relay
 from verl.tracking.table import check_tracker, proxies_of_environment
 
 DRAIN_SECONDS = 600.0

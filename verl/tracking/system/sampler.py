@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from verl.tracking.catalogue import lookup
 from verl.tracking.spec import Reduction
-from verl.tracking.system_readings import Reader, readers
+from verl.tracking.system.readings import Reader, readers
 
 log = logging.getLogger("verl.tracking")
 

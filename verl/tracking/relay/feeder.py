@@ -13,10 +13,10 @@ import os
 import signal
 import time
 
-from verl.tracking.feed import Feed, FeedSource
-from verl.tracking.feed_worker import FeedWorker
 from verl.tracking.logger import RunStatus
-from verl.tracking.patience import Backoff, Patience
+from verl.tracking.relay.feed import Feed, FeedSource
+from verl.tracking.relay.feed_worker import FeedWorker
+from verl.tracking.relay.patience import Backoff, Patience
 
 log = logging.getLogger("verl.tracking")
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 from verl.journal import Record
-from verl.tracking.delivery import deliver, deliver_end
 from verl.tracking.logger import RunStatus, TrackedRun, TrainerLogger
+from verl.tracking.relay.delivery import deliver, deliver_end
 
 log = logging.getLogger("verl.tracking")
 

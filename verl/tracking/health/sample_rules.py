@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from verl.config.schema import GroupsEqualConfig, LengthDriftConfig, RewardFlatConfig, TruncationConfig
-from verl.tracking.health_rule import HEALTHY, EarlyMedian, Finding, Rule, finite
+from verl.tracking.health.rule import HEALTHY, EarlyMedian, Finding, Rule, finite
 
 _ROUNDING = 1e-6
 """Relative movement that rounding of 32 bits makes."""

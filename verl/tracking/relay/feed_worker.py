@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from verl.errors import JournalError
-from verl.tracking.feed import Advance, Feed
 from verl.tracking.logger import RunStatus
+from verl.tracking.relay.feed import Advance, Feed
 
 log = logging.getLogger("verl.tracking")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from verl.tracking.gpu_samples import find_gpus
-from verl.tracking.memory_limit import memory_used_fractions
+from verl.tracking.system.gpu_samples import find_gpus
+from verl.tracking.system.memory_limit import memory_used_fractions
 
 Reader = Callable[[], dict[str, float]]
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from verl.tracking.feed import FeedSource
+from verl.tracking.relay.feed import FeedSource
 from verl.tracking.table import BUILTIN
 
 MOST_RESTARTS = 3

@@ -17,7 +17,7 @@ from verl.config.schema import (
     KlBlowUpConfig,
     NotFiniteConfig,
 )
-from verl.tracking.health_rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, Symptom, finite, median
+from verl.tracking.health.rule import HEALTHY, RECENT, EarlyMedian, Finding, Rule, Symptom, finite, median
 
 KL_FLOOR = 0.2
 """Nats per token below which the divergence from the reference is no blow-up, however fast it grew."""

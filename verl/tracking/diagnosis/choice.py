@@ -157,7 +157,8 @@ def _own_server(answers: Mapping[str, str]) -> Recommendation:
     if answers["operator"] == "us":
         setup = (
             "# on your server:",
-            "mlflow server --host 0.0.0.0 --port 5000 --allowed-hosts SERVER:5000 --backend-store-uri sqlite:///mlflow.db",
+            "mlflow server --host 0.0.0.0 --port 5000 --allowed-hosts SERVER:5000 \\",
+            "  --backend-store-uri sqlite:///mlflow.db",
             "# where you run verl:",
             "export MLFLOW_TRACKING_URI=http://SERVER:5000",
         )

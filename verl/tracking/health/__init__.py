@@ -1,0 +1,1 @@
+"""Rules that watch the metrics, and alert people to what is unhealthy."""

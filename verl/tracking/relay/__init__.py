@@ -1,0 +1,1 @@
+"""The relay: from the journal to every tracker, each record in the end exactly once."""

@@ -1,0 +1,1 @@
+"""Load, memory, disk, network and GPUs of the machine, sampled beside the training."""
