@@ -389,6 +389,33 @@ def test_each_point_arrives_once_whatever_goes_wrong(
     assert shown.status == "finished"
 
 
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_text_that_is_refused_among_others_is_not_passed_over(
+    status: int, service: SwanlabService, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, refused = service.server.answer, []
+
+    def refuse_one(method: str, path: str, *rest: Any) -> Any:
+        if path.startswith("/put/") and "text" in path and len(refused) < 2:
+            refused.append(path)
+            return ({}, status) if len(refused) == 2 else answer(method, path, *rest)
+        return answer(method, path, *rest)
+
+    monkeypatch.setattr(service.server, "answer", refuse_one)
+    for attempt in range(2):
+        logger = driver.open()
+        for step in range(1, 11):
+            logger.log_text("t", f"text {step}", step)
+        if attempt == 0:
+            with pytest.raises(ConnectionError, match=f"answered {status}"):
+                driver.flush()
+            assert len(refused) == 2
+            assert not only(service.server).media, "a later step would stand for the earlier ones"
+        else:
+            driver.flush()
+    assert shown_online(only(service.server), {}).texts == {"t": {step: f"text {step}" for step in range(1, 11)}}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_upload_that_is_refused_raises_in_words_and_comes_once_later(
     fault: Fault, service: SwanlabService, driver: Driver

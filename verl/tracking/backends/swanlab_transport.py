@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import requests
 from swanlab.deprecated.sender import DeprecatedHttpRecordSender
+from swanlab.proto.swanlab.record.v1.record_pb2 import Record
 from swanlab.proto.swanlab.save.v1.save_pb2 import SaveRecord
 from swanlab.sdk.internal.core_python import core as core_module
 from swanlab.sdk.internal.core_python.context import CoreContext
 from swanlab.sdk.internal.core_python.transport import Transport
+from swanlab.sdk.internal.core_python.transport import sender as sender_module
 from swanlab.sdk.internal.core_python.transport.dispatch import Dispatch
 from swanlab.sdk.internal.core_python.transport.sender import HttpRecordSender
 from swanlab.sdk.internal.core_python.transport.tracker import UploadTracker
 from swanlab.sdk.internal.core_python.watcher import NullFileWatcher
 from swanlab.sdk.internal.pkg.client import session
-from swanlab.sdk.typings.core_python.transport import UploadFailure
+from swanlab.sdk.typings.core_python.transport import UploadFailure, UploadResult
+
+
+class _InOrder(HttpRecordSender):
+    """Sends nothing after something that failed.
+
+    The SDK would go on with later pictures, texts and batches. Whoever asks the server afterwards for the last step of
+    a key would take the earlier ones for sent.
+    """
+
+    def upload(self, record_type: str, records: Sequence[Record]) -> UploadResult:
+        result = super().upload(record_type, records)
+        if all(_is_refused_file(failure) for failure in result.failures):
+            return result
+        return UploadResult(remaining_records=list(records), failures=result.failures)
+
+    def upload_media(self, records: Sequence[Record]) -> UploadResult:
+        put = sender_module.put_media_resources
+
+        def put_all(*arguments: Any, **options: Any) -> dict[int, BaseException]:
+            for error in put(*arguments, **options).values():
+                raise error  # the SDK then keeps the whole batch
+            return {}
+
+        sender_module.put_media_resources = put_all
+        try:
+            return super().upload_media(records)
+        finally:
+            sender_module.put_media_resources = put
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # what an old server needs
+
+    class _DeprecatedInOrder(_InOrder, DeprecatedHttpRecordSender):
+        """For an old server."""
 
 
 class DirectTransport(Transport):
@@ -26,9 +64,9 @@ class DirectTransport(Transport):
     def __init__(self, ctx: CoreContext, tracker: UploadTracker | None = None) -> None:
         super().__init__(ctx, auto_start=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # what an old server needs
+            warnings.simplefilter("ignore", DeprecationWarning)
             is_current = ctx._project_version == 1
-            self._sender = HttpRecordSender(ctx) if is_current else DeprecatedHttpRecordSender(ctx)
+            self._sender = _InOrder(ctx) if is_current else _DeprecatedInOrder(ctx)
         self._dispatcher = Dispatch(batch_size=self._batch, sender=self._sender)
 
     def upload(self) -> list[str]:
