@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tracker_runs import relays, until
 
 from verl.errors import JournalError
 from verl.journal import JournalReader, RunDirectory
@@ -64,15 +65,6 @@ def train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         relay.kill()
 
 
-def relays(path: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if "verl.tracking.relay" in command and str(path) in command:
-            found.append(process)
-    return found
-
-
 def relay_itself(path: Path) -> psutil.Process:
     """The relay without its feeders."""
     found = relays(path)
@@ -83,14 +75,6 @@ def relay_itself(path: Path) -> psutil.Process:
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Other processes act in their own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def state(path: Path) -> FeedState:

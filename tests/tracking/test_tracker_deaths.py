@@ -33,30 +33,16 @@ def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @all_services
 @pytest.mark.slow
-def test_a_relay_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", [pytest.param(0, id="relay"), pytest.param(1, id="feeder")])
+def test_a_relay_or_feeder_that_is_killed(service: TrackerService, victim: int, tmp_path: Path) -> None:
     with start(service, tmp_path) as tracking:
         log(tracking, 1, 10)
         until(lambda: is_fed(tmp_path))
         log(tracking, 11, 20)
-        first, _ = relay_and_feeder(tmp_path)
+        first = relay_and_feeder(tmp_path)[victim]
         first.kill()
         log(tracking, 21, 30)
-        until(lambda: relay_and_feeder(tmp_path)[0].pid != first.pid)
-        log(tracking, 31, 40)
-    assert_complete(service, tmp_path)
-
-
-@all_services
-@pytest.mark.slow
-def test_a_feeder_that_is_killed(service: TrackerService, tmp_path: Path) -> None:
-    with start(service, tmp_path) as tracking:
-        log(tracking, 1, 10)
-        until(lambda: is_fed(tmp_path))
-        log(tracking, 11, 20)
-        _, first = relay_and_feeder(tmp_path)
-        first.kill()
-        log(tracking, 21, 30)
-        until(lambda: relay_and_feeder(tmp_path)[1].pid != first.pid)
+        until(lambda: relay_and_feeder(tmp_path)[victim].pid != first.pid)
         log(tracking, 31, 40)
     assert_complete(service, tmp_path)
 

@@ -117,7 +117,15 @@ class TrackedRun:
     @property
     def remote_id(self) -> str:
         """Identity of this branch, for trackers whose ids are made by the client: `k3x9a2bc`, then `k3x9a2bc-2`."""
-        return self.run_id if self.branch == 0 else f"{self.run_id}-{self.branch + 1}"
+        return self._id_of(self.branch)
+
+    @property
+    def superseded_remote_id(self) -> str | None:
+        """`remote_id` of the branch before this one, which it supersedes; nothing for the first."""
+        return self._id_of(self.branch - 1) if self.branch else None
+
+    def _id_of(self, branch: int) -> str:
+        return self.run_id if branch == 0 else f"{self.run_id}-{branch + 1}"
 
 
 @dataclass(frozen=True, slots=True)

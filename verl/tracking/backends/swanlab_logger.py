@@ -130,8 +130,7 @@ class SwanlabLogger(TrainerLogger):
             return
         if any(sdk.first_open_step(key) <= step for key, step in self._steps.items()) and (lost := self._missing(sdk)):
             raise StateLostError(f"the server lacks what it acknowledged, such as {lost}")
-        if run.branch and not run.state:
-            older = run.run_id if run.branch == 1 else f"{run.run_id}-{run.branch}"
+        if (older := run.superseded_remote_id) and not run.state:
             try:
                 sdk.end_other(older)
             except ConnectionError as error:

@@ -248,8 +248,8 @@ class WandbLogger(TrainerLogger):
         upload.remote.belongs_to(session.entity, session.project)
         upload.agree()
         self._upload = upload
-        if run.branch and not saved:
-            self._mark_superseded(upload.remote)
+        if (older := run.superseded_remote_id) and not saved:
+            self._mark_superseded(upload.remote, older)
 
     def _open_offline(self) -> None:
         saved = self._run.state
@@ -304,9 +304,7 @@ class WandbLogger(TrainerLogger):
                 raise NewBranchError(f"W&B was to go back to {rows} rows, and has {found.rows if found else 0}")
         raise StateLostError(f"W&B went back to row {rows}")
 
-    def _mark_superseded(self, remote: WandbRemote) -> None:
-        branch = self._run.branch
-        older = self._run.run_id if branch == 1 else f"{self._run.run_id}-{branch}"
+    def _mark_superseded(self, remote: WandbRemote, older: str) -> None:
         try:
             remote.mark(older, "superseded", f"Superseded by the run {self._run.remote_id}: training went back.")
         except RemoteError as error:

@@ -11,10 +11,10 @@ from verl.errors import JournalError
 from verl.journal import JournalReader, Kind, RunDirectory
 from verl.tracking.relay.feed import Feed, FeedSource
 from verl.tracking.relay.feed_state import FeedState, state_path
+from verl.tracking.relay.relay import DRAIN_SECONDS
 from verl.tracking.relay.relay_process import start_relay
 from verl.tracking.table import check_tracker, proxies_of_environment
 
-DRAIN_SECONDS = 600.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
 _LOCK_SECONDS = 2.0

@@ -45,6 +45,8 @@ _FEW_RECORDS = 64  # may as well be delivered one by one
 _MOST_PROBES = 8
 _MOST_REBUILDS = 3  # in a row, without anything delivered in between
 _NOTHING_YET = Position()
+_OF_THE_TRACKER = (StateLostError, ProcessSpoiledError)
+"""What a tracker says of itself: never a record's fault."""
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Never a record's fault, even if a smaller record fits."""
 
@@ -337,7 +339,7 @@ class Feed:
 
     def _doubt(self, records: list[Record], error: Exception, session: TrackerSession) -> None:
         """After a failure smaller pieces are delivered, until the record is found or it was not a record's fault."""
-        if isinstance(error, StateLostError | ProcessSpoiledError):
+        if isinstance(error, _OF_THE_TRACKER):
             return
         if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
             return
@@ -376,7 +378,7 @@ class Feed:
                 self._expect(others)
                 session.deliver(others[0])
                 session.flush()
-            except (StateLostError, ProcessSpoiledError):
+            except _OF_THE_TRACKER:
                 raise
             except Exception as error:
                 refused.append((others[0], position, f"{session.doing}: {error}"))
@@ -406,7 +408,7 @@ class Feed:
         try:
             session.deliver(record)
             self._acknowledge([record], after, session)
-        except (StateLostError, ProcessSpoiledError):
+        except _OF_THE_TRACKER:
             raise
         except Exception as error:
             log.debug("%s: %s: %s", self.name, session.doing, error)

@@ -30,7 +30,7 @@ from verl.tracking.table import IN_TRAINING_PROCESS, proxies_of_environment
 log = logging.getLogger("verl.tracking")
 
 DRAIN_SECONDS = 600.0
-"""How long it goes on delivering after training has ended or died."""
+"""How long it goes on delivering after training has ended or died, or by hand."""
 TERMINATED_SECONDS = 20.0
 """How long after a SIGTERM, which a cluster sends to all processes of a job before it kills them."""
 _WATCH_SECONDS = 0.2
